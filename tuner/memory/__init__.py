@@ -1,0 +1,1 @@
+"""Predicting peak memory: trace, rules, allocator, prediction. Needs PyTorch alone."""

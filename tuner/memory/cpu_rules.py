@@ -1,0 +1,220 @@
+"""What a CPU kernel allocates inside itself, which no fake tensor shows.
+
+oneDNN reorders the operands of convolutions and recurrent layers into layouts of its own: whole
+activation-sized buffers inside one operator, and for an LSTM a workspace kept until its backward.
+Which layout it takes depends on the processor, so a formula would be right on one machine only.
+Instead the operator itself is run on this host, on real tensors of the same shapes with two small
+batches, below PyTorch's profiler; every buffer is a line `a + b·batch`, extended to the real batch.
+
+Limits: operators other than those in `PROBED` are taken to need their outputs alone; a kernel that
+is chosen by batch size is seen as it behaves at the probed batches (at most 8 samples).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import _disable_current_modes
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would print a line per start
+
+_aten = torch.ops.aten
+_PROBE_BATCHES = (4, 8)
+
+
+@dataclass(frozen=True)
+class HiddenMemory:
+    """What one call of an operator takes beyond what a fake run shows.
+
+    Attributes:
+        inside_bytes: Peak of all that the call allocates, its outputs included, above its start.
+        output_bytes: Size of each output's storage, in order; None for no tensor.
+    """
+
+    inside_bytes: int
+    output_bytes: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class _Batched:
+    """Which tensor arguments of an operator carry the batch, as (argument, dimension)."""
+
+    dimensions: tuple[tuple[int, int], ...]
+    prepare: Callable[[list[Any]], None] | None = None
+
+
+def _renew_rnn_workspace(arguments: list[Any]) -> None:
+    """Replace the workspace of an RNN's backward by the one that its forward really makes."""
+    layer_input, *weights = arguments[:5]
+    initial_hidden, initial_cell = arguments[5:7]
+    reverse, mode, hidden_size, layers, has_biases, train, bidirectional = arguments[13:20]
+    batch_sizes, batch_first = arguments[20:22]
+    with torch.enable_grad():  # without it, the forward keeps no workspace
+        forward = _aten.mkldnn_rnn_layer.default(
+            layer_input,
+            *weights,
+            initial_hidden,
+            initial_cell,
+            reverse,
+            batch_sizes,
+            mode,
+            hidden_size,
+            layers,
+            has_biases,
+            bidirectional,
+            batch_first,
+            train,
+        )
+    arguments[22] = forward[3]
+
+
+PROBED: dict[Any, _Batched] = {
+    _aten.convolution.default: _Batched(((0, 0),)),
+    _aten.convolution_backward.default: _Batched(((0, 0), (1, 0))),
+    _aten.mkldnn_rnn_layer.default: _Batched(((0, 1), (5, 0), (6, 0))),
+    _aten.mkldnn_rnn_layer_backward.default: _Batched(
+        ((0, 1), (5, 0), (6, 0), (7, 1), (8, 0), (9, 0), (10, 1), (11, 0), (12, 0)),
+        prepare=_renew_rnn_workspace,
+    ),
+    _aten._scaled_dot_product_flash_attention_for_cpu.default: _Batched(((0, 0), (1, 0), (2, 0))),
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _Batched(
+        tuple((argument, 0) for argument in range(6))
+    ),
+    **{
+        operator: _Batched(((0, 0),))
+        for operator in (
+            _aten.upsample_nearest2d.default,
+            _aten.upsample_bilinear2d.default,
+            _aten.upsample_bicubic2d.default,
+        )
+    },
+}
+
+
+class OperatorProbe:
+    """Finds the hidden memory of operators on this host, once per operator and shapes."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], list[HiddenMemory]] = {}
+
+    def hidden(
+        self, operator: Any, arguments: Sequence[Any], options: dict[str, Any]
+    ) -> HiddenMemory | None:
+        """Return what `operator(*arguments, **options)` allocates; None where nothing is hidden.
+
+        Args:
+            operator: An overload such as `aten.convolution.default`.
+            arguments: Its positional arguments; tensors may be fake.
+            options: Its keyword arguments; with a tensor among them the call is not probed.
+        """
+        batched = PROBED.get(operator)
+        if batched is None or any(isinstance(value, torch.Tensor) for value in options.values()):
+            return None
+        argument, dimension = batched.dimensions[0]
+        batch = int(arguments[argument].shape[dimension])
+        if batch <= _PROBE_BATCHES[-1]:
+            return self._measured(operator, batched, arguments, options, (batch,))[0]
+        low, high = self._measured(operator, batched, arguments, options, _PROBE_BATCHES)
+        return _extended(low, high, batch)
+
+    def _measured(
+        self,
+        operator: Any,
+        batched: _Batched,
+        arguments: Sequence[Any],
+        options: dict[str, Any],
+        batches: tuple[int, ...],
+    ) -> list[HiddenMemory]:
+        of_batch = dict(batched.dimensions)
+        signatures = (_signature(argument, of_batch.get(i)) for i, argument in enumerate(arguments))
+        mode = (torch.is_grad_enabled(), torch.get_num_threads())
+        key = (operator, batches, mode, tuple(sorted(options.items())), *signatures)
+        if key not in self._known:
+            self._known[key] = [_run(operator, batched, arguments, options, batch) for batch in batches]
+        return self._known[key]
+
+
+def _signature(argument: Any, batch_dimension: int | None) -> Any:
+    if isinstance(argument, torch.Tensor):
+        shape = [size for dim, size in enumerate(argument.shape) if dim != batch_dimension]
+        return tuple(shape), argument.dtype, _layout(argument, batch_dimension)
+    return tuple(argument) if isinstance(argument, list) else argument
+
+
+def _layout(tensor: torch.Tensor, batch_dimension: int | None) -> tuple[str, tuple[int, ...]]:
+    """Return how a tensor lies in memory, in terms that do not depend on its batch.
+
+    Strides where the batch is outermost (or absent); else the order of the dimensions.
+    """
+    strides = tensor.stride()
+    if batch_dimension is None or strides[batch_dimension] == max(strides):
+        return "strides", strides
+    return "order", tuple(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
+
+
+def _run(
+    operator: Any, batched: _Batched, arguments: Sequence[Any], options: dict[str, Any], batch: int
+) -> HiddenMemory:
+    of_batch = dict(batched.dimensions)
+    with _disable_current_modes():
+        real = [_real(argument, of_batch.get(i), batch) for i, argument in enumerate(arguments)]
+        if batched.prepare is not None:
+            batched.prepare(real)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            outputs = operator(*real, **options)
+        outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+        return HiddenMemory(
+            inside_bytes=peak_of_profile(profiler),
+            output_bytes=tuple(
+                output.untyped_storage().nbytes() if isinstance(output, torch.Tensor) else None
+                for output in outputs
+            ),
+        )
+
+
+def _real(argument: Any, batch_dimension: int | None, batch: int) -> Any:
+    """Return zeros laid out like `argument`, with another batch; other values as they are."""
+    if not isinstance(argument, torch.Tensor):
+        return argument
+    shape = list(argument.shape)
+    if batch_dimension is not None:
+        shape[batch_dimension] = batch
+    kind, layout = _layout(argument, batch_dimension)
+    if kind == "strides":
+        return torch.empty_strided(shape, layout, dtype=argument.dtype).zero_()
+    ordered = torch.zeros([shape[dim] for dim in layout], dtype=argument.dtype)
+    return ordered.permute([layout.index(dim) for dim in range(len(layout))])
+
+
+def _extended(low: HiddenMemory, high: HiddenMemory, batch: int) -> HiddenMemory:
+    def line(at_low: int | None, at_high: int | None) -> int | None:
+        if at_low is None or at_high is None:
+            return None
+        first, second = _PROBE_BATCHES
+        return round(at_high + (at_high - at_low) * (batch - second) / (second - first))
+
+    return HiddenMemory(
+        inside_bytes=line(low.inside_bytes, high.inside_bytes) or 0,
+        output_bytes=tuple(map(line, low.output_bytes, high.output_bytes)),
+    )
+
+
+def peak_of_profile(profiler: profile) -> int:
+    """Return the peak of the running sum of a CPU profile's memory events, in bytes.
+
+    The sum counts from the start of the profile: what was alive before is not in it, and its
+    release is not reported either.
+    """
+    inner = profiler.profiler
+    assert inner is not None and inner.kineto_results is not None
+    events = [event for event in inner.kineto_results.events() if event.name() == "[memory]"]
+    running_bytes = peak_bytes = 0
+    for event in sorted(events, key=lambda event: int(event.start_ns())):
+        running_bytes += event.nbytes()
+        peak_bytes = max(peak_bytes, running_bytes)
+    return peak_bytes

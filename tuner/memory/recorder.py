@@ -1,0 +1,269 @@
+"""Records every allocation and release of a program that runs on fake tensors.
+
+A dispatch mode above the fake mode sees each operator's outputs; a storage that was not seen
+before is an allocation, and a weak reference's callback is its release.
+
+Two traps of tracing are mended here:
+
+* Where one tensor feeds two consumers, autograd adds gradients in place in a real run but out of
+  place for tensor subclasses (`InputBuffer::accumulate`): such an `add` is done in place.
+* `.item()` has no value to return. In a step, the answer is neutral (1, or what a constant really
+  is); in `setup` it raises, since the value may shape the model.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tuner.errors import Untraceable
+from tuner.memory.cpu_rules import OperatorProbe
+
+_aten = torch.ops.aten
+_DATA_DEPENDENT = {
+    _aten.nonzero.default: "a boolean mask or nonzero()",
+    _aten.masked_select.default: "masked_select()",
+    _aten._unique2.default: "unique()",
+    _aten.repeat_interleave.Tensor: "repeat_interleave() with a tensor of counts",
+}
+_LOOP_LIMIT = 10_000  # answers at one place before it must be a loop on a tensor's value
+# Nodes whose own formula adds; there an add is the formula's, not the engine's.
+_ADDING_NODES = ("Logsumexp", "Pow", "Std", "Var", "Norm", "Cumprod", "Prod", "Linalg", "WeightNorm", "Lerp")
+# A fake's storage is held by its tensor and by the Python object that was asked for it.
+_UNIQUE_STORAGE_COUNT = 2
+
+
+class NeedsRealValues(Untraceable):
+    """`setup` asked for the value of a tensor: it must run on real tensors."""
+
+
+@dataclass
+class Block:
+    """One allocation: its size and who made it. `category` is settled as the step unfolds."""
+
+    bytes: int
+    category: str
+    module: str
+    phase: str
+    step: int
+    operator: str
+
+
+class Recorder(TorchDispatchMode):
+    """A dispatch mode that turns a program into allocation events.
+
+    Attributes:
+        blocks: Every allocation, in order.
+        events: `i` for the allocation of `blocks[i]`, `~i` for its release, in time order.
+        live: Indices of the blocks that are alive, by storage.
+        phase: `setup`, `inputs`, `forward`, `backward`, `optimizer`, `eval`; set by the tracer,
+            which calls it `forward` for all of a training step: backward is noticed here.
+        notes: Assumptions made on the way, a sentence each.
+    """
+
+    def __init__(self, probe: OperatorProbe | None) -> None:
+        super().__init__()
+        self.blocks: list[Block] = []
+        self.events: list[int] = []
+        self.live: dict[int, int] = {}
+        self.phase = "setup"
+        self.step = 0
+        self.notes: dict[str, None] = {}
+        self.module_names: dict[int, str] = {}
+        self._module_stack: list[str] = []
+        self._module_of_node: dict[int, str] = {}
+        self._references: list[weakref.ref[Any]] = []  # a reference must live to call back
+        self._answers: Counter[str] = Counter()
+        self._probe = probe
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _aten._local_scalar_dense.default:
+            return self._neutral_answer(args[0])
+        if func in _DATA_DEPENDENT:
+            raise Untraceable(f"{_DATA_DEPENDENT[func]} makes a shape that depends on data{_user_place()}")
+        node = torch._C._current_autograd_node()
+        if func is _aten.add.Tensor and node is not None and not kwargs and _added_by_engine(node):
+            target = _gradient_to_add_into(args[0], args[1])
+            if target is not None:
+                _aten.add_.Tensor(target, args[1] if target is args[0] else args[0])
+                return target
+        hidden = None if self._probe is None else self._probe.hidden(func, args, kwargs)
+        if hidden is None:
+            out = func(*args, **kwargs)
+            self._see(out, node, func)
+            return out
+        self._pass_through(hidden.inside_bytes, node, func)
+        out = func(*args, **kwargs)
+        outputs = out if isinstance(out, (tuple, list)) else (out,)
+        for tensor, size_bytes in zip(outputs, hidden.output_bytes, strict=True):
+            self._see(tensor, node, func, size_bytes=size_bytes)
+        return out
+
+    def see_existing(self, tensors: Iterator[torch.Tensor], category: str) -> None:
+        """Count tensors that exist already, such as parameters made outside the mode."""
+        for tensor in tensors:
+            self._see(tensor, None, "existing")
+            self.settle(tensor, category)
+
+    def settle(self, tensor: torch.Tensor | None, category: str) -> None:
+        """Name what a live tensor is."""
+        if tensor is None:
+            return
+        index = self.live.get(_storage_key(tensor))
+        if index is not None:
+            self.blocks[index].category = category
+
+    def forget(self) -> None:
+        """Drop everything recorded so far."""
+        self.blocks.clear()
+        self.events.clear()
+        self.live.clear()
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes alive now."""
+        return sum(self.blocks[index].bytes for index in self.live.values())
+
+    def enter_module(self, module: torch.nn.Module) -> None:
+        """Attribute what follows to `module`."""
+        self._module_stack.append(self.module_names.get(id(module), type(module).__name__))
+
+    def leave_module(self) -> None:
+        """Return to the module that called the current one."""
+        if self._module_stack:
+            self._module_stack.pop()
+
+    def pass_through_peak(self, size_bytes: int, operator: str) -> None:
+        """Count bytes that are allocated and released at once (kept eval outputs, say)."""
+        self._pass_through(size_bytes, None, operator)
+
+    def _see(self, out: Any, node: Any, operator: Any, size_bytes: int | None = None) -> None:
+        for tensor in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
+            if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+                continue
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            bytes_ = storage.nbytes() if size_bytes is None else size_bytes
+            if key not in self.live and bytes_ > 0:
+                index = self._allocate(bytes_, node, operator)
+                self.live[key] = index
+                self._references.append(weakref.ref(storage, self._on_release(key, index)))
+
+    def _on_release(self, key: int, index: int) -> Any:
+        def released(reference: object) -> None:
+            if self.live.get(key) == index:
+                del self.live[key]
+                self._free(index)
+
+        return released
+
+    def _pass_through(self, size_bytes: int, node: Any, operator: Any) -> None:
+        index = self._allocate(size_bytes, node, operator)
+        self.blocks[index].category = "workspace"
+        self._free(index)
+
+    def _allocate(self, size_bytes: int, node: Any, operator: Any) -> int:
+        phase, module = self.phase, self._module_stack[-1] if self._module_stack else ""
+        if phase == "forward" and node is not None:
+            phase = "backward"
+            module = self._module_of_node.get(node._sequence_nr(), module)
+        elif phase == "forward":
+            self._module_of_node[torch._C._autograd._get_sequence_nr() - 1] = module
+        category = {"inputs": "inputs", "setup": "parameters"}.get(phase, "temporaries")
+        if phase == "forward" and torch.is_grad_enabled():
+            category = "activations"
+        self.blocks.append(Block(size_bytes, category, module, phase, self.step, str(operator)))
+        self.events.append(len(self.blocks) - 1)
+        return len(self.blocks) - 1
+
+    def _free(self, index: int) -> None:
+        block = self.blocks[index]
+        if block.category == "activations" and self.phase == "forward" and not _in_backward():
+            block.category = "temporaries"  # gone before backward began: nothing saved it
+        self.events.append(~index)
+
+    def _neutral_answer(self, tensor: torch.Tensor) -> Any:
+        constant = getattr(tensor, "constant", None)
+        if constant is not None:
+            return constant.item()
+        if not isinstance(tensor, FakeTensor):
+            return _aten._local_scalar_dense.default(tensor)
+        if self.phase in ("setup", "inputs"):
+            raise NeedsRealValues(f"the value of a tensor is needed{_user_place()}")
+        place = _user_place()
+        self._answers[place] += 1
+        if self._answers[place] > _LOOP_LIMIT:
+            raise Untraceable(f"a loop depends on the value of a tensor{place}")
+        if place:
+            self.notes[f"the value of a tensor read{place} was taken as 1"] = None
+        neutral = 0 if _called_by("grad_scaler.py") else 1
+        if tensor.dtype is torch.bool:
+            return bool(neutral)
+        return float(neutral) if tensor.dtype.is_floating_point else neutral
+
+
+def _storage_key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _in_backward() -> bool:
+    return torch._C._current_autograd_node() is not None
+
+
+def _added_by_engine(node: Any) -> bool:
+    return not node.name().startswith(_ADDING_NODES)
+
+
+def _gradient_to_add_into(first: Any, second: Any) -> torch.Tensor | None:
+    """Return the gradient that the engine would add into, or None where it adds out of place.
+
+    `can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp: unique, dense storage.
+    """
+    if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
+        return None
+    if torch.is_grad_enabled() or first.shape != second.shape:
+        return None
+    for gradient in (first, second):
+        unique = torch._C._storage_Use_Count(_storage_key(gradient)) <= _UNIQUE_STORAGE_COUNT
+        dense = gradient.untyped_storage().nbytes() == gradient.numel() * gradient.element_size()
+        if unique and dense:
+            return gradient
+    return None
+
+
+_TORCH_FOLDER = torch.__path__[0]
+_OWN_FOLDER = __file__.rsplit("/", 2)[0]
+
+
+def _user_place() -> str:
+    """Return ` at file.py:line` of the innermost frame outside PyTorch and this package."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_TORCH_FOLDER, _OWN_FOLDER, "<")):
+            return f" at {name.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        if name.startswith(_TORCH_FOLDER + "/optim"):
+            return ""
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def _called_by(file_name: str) -> bool:
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(file_name):
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,271 @@
+"""Run the workload's own step on fake tensors and record every allocation and release.
+
+A trace covers `setup`, at least three training steps (optimizer state appears in the first, and
+gradients set to None move the peak, so later steps differ) and two evaluation steps. What survives
+from one evaluation step to the next is multiplied by the number of evaluation steps; what a
+training step leaves behind is reported as growth.
+
+Limits: no custom C++ operators without a fake implementation, no shapes that depend on data, no
+loader worker processes; those raise `Untraceable` with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+
+from tuner.errors import TunerError, Untraceable
+from tuner.memory.cpu_rules import OperatorProbe
+from tuner.memory.fakes import FakeWorld
+from tuner.memory.recorder import Block, NeedsRealValues, Recorder, _user_place
+from tuner.steps import (
+    each_batch,
+    eval_once,
+    modules_in,
+    named_modules,
+    optimizers_in,
+    set_training,
+    train_once,
+)
+from tuner.workload import Workload
+
+TRAIN_STEPS = 3
+EVAL_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Everything a program allocates and releases, in order.
+
+    Attributes:
+        blocks: Every allocation with its size, category and maker.
+        events: `i` allocates `blocks[i]`, `~i` releases it.
+        growth_bytes: What the last training step left behind that the one before had not.
+        notes: Assumptions made, a sentence each.
+    """
+
+    blocks: tuple[Block, ...]
+    events: tuple[int, ...]
+    growth_bytes: int
+    notes: tuple[str, ...]
+
+
+def trace_workload(
+    workload: Workload,
+    params: dict[str, Any],
+    *,
+    device: str = "cpu",
+    probe: OperatorProbe | None = None,
+) -> Trace:
+    """Trace `setup`, training and evaluation steps of one configuration.
+
+    Args:
+        workload: What to trace.
+        params: Its configuration.
+        device: The device type that the code is told; it need not be present.
+        probe: Finds what CPU kernels hide; None for another target than the CPU.
+
+    Raises:
+        Untraceable: The code cannot be followed on fake tensors; the message says why.
+    """
+
+    def program(world: FakeWorld, recorder: Recorder) -> int:
+        state = _setup(world, recorder, lambda: workload.setup(params, torch.device(device)))
+        batches = _batches(world, recorder, lambda: workload.example_batch(params, torch.device(device)))
+        with _observed(recorder, state):
+            set_training(state, True)
+            growth = _train(recorder, state, batches, lambda batch: train_once(workload, state, batch))
+            if workload.has_eval_step:
+                set_training(state, False)
+                recorder.phase = "eval"
+                kept = _evaluate(recorder, batches, lambda batch: eval_once(workload, state, batch))
+                if kept > 0:
+                    more = max(0, workload.eval_steps(params) - EVAL_STEPS)
+                    recorder.pass_through_peak(kept * more, "kept between evaluation steps")
+        return growth
+
+    return _traced(program, probe)
+
+
+def trace_build(
+    build: Callable[[torch.device], Callable[[], Any]],
+    *,
+    device: str = "cpu",
+    steps: int = TRAIN_STEPS,
+    probe: OperatorProbe | None = None,
+) -> Trace:
+    """Trace `steps` calls of the step that `build(device)` returns.
+
+    Raises:
+        Untraceable: The code cannot be followed on fake tensors; the message says why.
+    """
+
+    def program(world: FakeWorld, recorder: Recorder) -> int:
+        step = _setup(world, recorder, lambda: build(torch.device(device)))
+        state = _closed_over(step)
+        with _observed(recorder, state):
+            return _train(recorder, state, [None], lambda _: step(), steps=steps)
+
+    return _traced(program, probe)
+
+
+def _traced(program: Callable[[FakeWorld, Recorder], int], probe: OperatorProbe | None) -> Trace:
+    recorder = Recorder(probe)
+    try:
+        with FakeWorld() as world, recorder:
+            growth_bytes = program(world, recorder)
+    except TunerError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().split("\n", 1)[0][:300]
+        place = _place_of(error)
+        raise Untraceable(f"{type(error).__name__}: {reason}{place}") from error
+    return Trace(tuple(recorder.blocks), tuple(recorder.events), growth_bytes, tuple(recorder.notes))
+
+
+def _setup(world: FakeWorld, recorder: Recorder, setup: Callable[[], Any]) -> Any:
+    """Run `setup` on fakes, or on real CPU tensors where it needs their values."""
+    try:
+        state = setup()
+    except NeedsRealValues:
+        recorder.forget()
+        with world.real():
+            real = setup()
+        state = world.to_fake(real)
+        recorder.notes["setup was run on real CPU tensors, since it reads the values of tensors"] = None
+    for module in modules_in(state):
+        recorder.see_existing(iter(module.parameters()), "parameters")
+        recorder.see_existing(iter(module.buffers()), "buffers")
+    return state
+
+
+def _batches(world: FakeWorld, recorder: Recorder, example: Callable[[], Any]) -> list[Callable[[], Any]]:
+    """Return makers of batches: each step gets a new one, as it would from a loader."""
+    recorder.phase = "inputs"
+    try:
+        first = example()
+    except NeedsRealValues:
+        with world.real():
+            first = example()
+    many = first if isinstance(first, list) else [first]
+    shapes = [world.batch_to_fake(batch) for batch in many]
+    return [lambda batch=batch: _copied(batch) for batch in shapes]  # type: ignore[misc]
+
+
+def _copied(batch: Any) -> Any:
+    from torch.utils._pytree import tree_map
+
+    return tree_map(lambda leaf: torch.empty_like(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
+
+
+def _train(
+    recorder: Recorder,
+    state: Any,
+    batches: list[Any],
+    step: Callable[[Any], Any],
+    steps: int = TRAIN_STEPS,
+) -> int:
+    """Run training steps; return the bytes that the last one left behind."""
+    left_bytes: list[int] = []
+
+    def one(make_batch: Any) -> None:
+        recorder.step += 1
+        recorder.phase = "inputs"
+        batch = make_batch() if make_batch is not None else None
+        recorder.phase = "forward"
+        step(batch)
+        _settle(recorder, state)
+        del batch
+        left_bytes.append(recorder.live_bytes)
+
+    each_batch(batches, max(steps, len(batches)), one)
+    return max(0, left_bytes[-1] - left_bytes[-2]) if len(left_bytes) > 2 else 0
+
+
+def _evaluate(recorder: Recorder, batches: list[Any], step: Callable[[Any], Any]) -> int:
+    """Run evaluation steps; return the bytes kept from one to the next."""
+    left_bytes: list[int] = []
+
+    def one(make_batch: Any) -> None:
+        recorder.step += 1
+        recorder.phase = "inputs"
+        batch = make_batch()
+        recorder.phase = "eval"
+        step(batch)
+        del batch
+        left_bytes.append(recorder.live_bytes)
+
+    recorder.step = 0
+    each_batch(batches, EVAL_STEPS, one)
+    return max(0, left_bytes[-1] - left_bytes[-2])
+
+
+def _settle(recorder: Recorder, state: Any) -> None:
+    """Give gradients and optimizer state their category."""
+    for module in modules_in(state):
+        for parameter in module.parameters():
+            recorder.settle(parameter.grad, "gradients")
+    for optimizer in optimizers_in(state):
+        _settle_optimizer(recorder, optimizer)
+
+
+def _settle_optimizer(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
+    for leaf in tree_leaves(list(optimizer.state.values())):
+        if isinstance(leaf, torch.Tensor):
+            recorder.settle(leaf, "optimizer_state")
+
+
+@contextlib.contextmanager
+def _observed(recorder: Recorder, state: Any) -> Iterator[None]:
+    """Tell the recorder which module runs and when an optimizer steps."""
+    recorder.module_names = {id(module): name for name, module in named_modules(state)}
+
+    def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                recorder.settle(parameter.grad, "gradients")
+        recorder.phase = "optimizer"
+
+    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        recorder.phase = "forward"
+        _settle_optimizer(recorder, optimizer)
+
+    with contextlib.ExitStack() as hooks:
+        for handle in (
+            register_module_forward_pre_hook(lambda module, args: recorder.enter_module(module)),
+            register_module_forward_hook(lambda module, args, out: recorder.leave_module(), always_call=True),
+            register_optimizer_step_pre_hook(before_step),
+            register_optimizer_step_post_hook(after_step),
+        ):
+            hooks.callback(handle.remove)
+        yield
+
+
+def _closed_over(step: Callable[[], Any]) -> list[Any]:
+    """Return what a step function holds: its closure, `self`, and partial arguments."""
+    held: list[Any] = [getattr(step, "__self__", None), *getattr(step, "args", ())]
+    function = getattr(step, "func", step)
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):
+            held.append(cell.cell_contents)
+    return held
+
+
+def _place_of(error: BaseException) -> str:
+    """Return ` at file.py:line` of the deepest frame of user code in a traceback."""
+    from tuner.memory.recorder import _OWN_FOLDER, _TORCH_FOLDER
+
+    place, traceback = "", error.__traceback__
+    while traceback is not None:
+        name = traceback.tb_frame.f_code.co_filename
+        if not name.startswith((_TORCH_FOLDER, _OWN_FOLDER, "<")):
+            place = f" at {name.rsplit('/', 1)[-1]}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return place
