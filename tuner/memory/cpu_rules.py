@@ -12,16 +12,14 @@ is chosen by batch size is seen as it behaves at the probed batches (at most 8 s
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import _disable_current_modes
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would print a line per start
+from tuner.profiling import profiled_peak
 
 _aten = torch.ops.aten
 _PROBE_BATCHES = (4, 8)
@@ -165,11 +163,11 @@ def _run(
         real = [_real(argument, of_batch.get(i), batch) for i, argument in enumerate(arguments)]
         if batched.prepare is not None:
             batched.prepare(real)
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        with profiled_peak() as peak:
             outputs = operator(*real, **options)
         outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
         return HiddenMemory(
-            inside_bytes=peak_of_profile(profiler),
+            inside_bytes=peak.bytes,
             output_bytes=tuple(
                 output.untyped_storage().nbytes() if isinstance(output, torch.Tensor) else None
                 for output in outputs
@@ -202,19 +200,3 @@ def _extended(low: HiddenMemory, high: HiddenMemory, batch: int) -> HiddenMemory
         inside_bytes=line(low.inside_bytes, high.inside_bytes) or 0,
         output_bytes=tuple(map(line, low.output_bytes, high.output_bytes)),
     )
-
-
-def peak_of_profile(profiler: profile) -> int:
-    """Return the peak of the running sum of a CPU profile's memory events, in bytes.
-
-    The sum counts from the start of the profile: what was alive before is not in it, and its
-    release is not reported either.
-    """
-    inner = profiler.profiler
-    assert inner is not None and inner.kineto_results is not None
-    events = [event for event in inner.kineto_results.events() if event.name() == "[memory]"]
-    running_bytes = peak_bytes = 0
-    for event in sorted(events, key=lambda event: int(event.start_ns())):
-        running_bytes += event.nbytes()
-        peak_bytes = max(peak_bytes, running_bytes)
-    return peak_bytes

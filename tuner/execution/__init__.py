@@ -1,0 +1,1 @@
+"""One trial, one process: request and events as files, the worker, the launcher."""

@@ -1,0 +1,168 @@
+"""The default training loop, and the `Run` that a workload's own `fit(run)` gets.
+
+An epoch: all training batches, then all evaluation batches, then one report. Metrics are means
+over samples. The weights of the best epoch are kept.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from tuner.execution.run_folder import RunFolder
+from tuner.measure.meters import Meter
+from tuner.records import EpochMetrics
+from tuner.steps import eval_once, modules_in, set_training, to_device, train_once
+from tuner.workload import Loaders, Workload
+
+if TYPE_CHECKING:
+    import torch
+
+
+class StopRequested(Exception):  # noqa: N818 - control flow, not an error
+    """The driver asked the trial to stop; the message is the reason."""
+
+
+class Run:
+    """One training run, as the training loop sees it.
+
+    Attributes:
+        workload, params, device: What is trained, and where.
+        state: What the workload's `setup` returned.
+        loaders: Its data.
+        best_epoch: The epoch with the best objective so far, or None.
+        epochs: What was reported, in order.
+        warnings: What was noticed, a sentence each.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        params: dict[str, Any],
+        device: torch.device,
+        *,
+        state: Any,
+        loaders: Loaders,
+        folder: RunFolder,
+        meter: Meter,
+    ) -> None:
+        self.workload, self.params, self.device = workload, params, device
+        self.state, self.loaders = state, loaders
+        self.best_epoch: EpochMetrics | None = None
+        self.epochs: list[EpochMetrics] = []
+        self.warnings: list[str] = []
+        self._folder, self._meter = folder, meter
+        self._started = time.monotonic()
+
+    def report(self, metrics: dict[str, float]) -> None:
+        """Report the metrics of the epoch that has ended; keep the weights if it is the best.
+
+        Raises:
+            KeyError: The objective's metric is not among them.
+            StopRequested: The driver asked the trial to stop.
+        """
+        objective = self.workload.objective
+        if objective.metric not in metrics:
+            known = ", ".join(sorted(metrics)) or "none"
+            raise KeyError(f"the steps report no '{objective.metric}', the objective's metric; they report: {known}")
+        epoch = EpochMetrics(
+            epoch=len(self.epochs) + 1,
+            metrics={name: float(value) for name, value in metrics.items()},
+            seconds=time.monotonic() - self._started,
+            peak_bytes=self._meter.peak_bytes(),
+        )
+        self.epochs.append(epoch)
+        self._folder.append_event("epoch", **epoch.to_json())
+        value = epoch.metrics[objective.metric]
+        best = None if self.best_epoch is None else self.best_epoch.metrics[objective.metric]
+        if not math.isnan(value) and objective.better(value, best):
+            self.best_epoch = epoch
+            self._keep_weights()
+        reason = self._folder.stop_reason()
+        if reason is not None:
+            raise StopRequested(reason)
+
+    def is_stale(self) -> bool:
+        """Whether the objective has not improved for `patience` epochs."""
+        patience, best = self.workload.patience, self.best_epoch
+        return patience is not None and best is not None and len(self.epochs) - best.epoch >= patience
+
+    def train_epoch(self) -> dict[str, float]:
+        """Train on every batch once; return the metrics that the steps report."""
+        with self._meter.phase("train"):
+            set_training(self.state, True)
+            return self._over(self.loaders.train, train_once, check=True)
+
+    def eval_epoch(self) -> dict[str, float]:
+        """Evaluate on every batch once; return the metrics that the steps report."""
+        if not self.workload.has_eval_step or self.loaders.eval is None:
+            return {}
+        with self._meter.phase("eval"):
+            set_training(self.state, False)
+            return self._over(self.loaders.eval, eval_once, check=False)
+
+    def _over(
+        self, batches: Iterable[Any], step: Callable[[Workload, Any, Any], Any], *, check: bool
+    ) -> dict[str, float]:
+        totals: dict[str, Any] = {}
+        samples = 0
+        for host_batch in batches:
+            batch = to_device(host_batch, self.device)
+            if check:
+                self._compare_with_example(batch)
+            count = _samples_in(batch)
+            for name, value in (step(self.workload, self.state, batch) or {}).items():
+                detached = value.detach() if hasattr(value, "detach") else value
+                totals[name] = totals.get(name, 0.0) + detached * count
+            samples += count
+        return {name: float(total) / samples for name, total in totals.items()}
+
+    def _compare_with_example(self, batch: Any) -> None:
+        """Note a batch that is larger than the prediction was told."""
+        if self.warnings:
+            return
+        example = self.workload.example_batch(self.params, self.device)
+        examples = example if isinstance(example, list) else [example]
+        foreseen_bytes = max(map(_bytes_in, examples))
+        if _bytes_in(batch) > foreseen_bytes:
+            self.warnings.append(
+                f"a batch of {_bytes_in(batch)} bytes is larger than example_batch's {foreseen_bytes}: "
+                "the prediction was made for less"
+            )
+
+    def _keep_weights(self) -> None:
+        import torch
+
+        weights = [module.state_dict() for module in modules_in(self.state)]
+        if weights:
+            torch.save(weights, self._folder.checkpoint)
+
+
+def default_fit(run: Run) -> None:
+    """Train for the workload's epochs, or until the objective is stale."""
+    for _ in range(run.workload.epochs):
+        metrics = run.train_epoch()
+        metrics.update(run.eval_epoch())
+        run.report(metrics)
+        if run.is_stale():
+            return
+
+
+def _tensors_in(batch: Any) -> list[torch.Tensor]:
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+
+
+def _samples_in(batch: Any) -> int:
+    """Return the first dimension of the batch's first tensor; 1 where there is none."""
+    for tensor in _tensors_in(batch):
+        return int(tensor.shape[0]) if tensor.dim() else 1
+    return 1
+
+
+def _bytes_in(batch: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors_in(batch))

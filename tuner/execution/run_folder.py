@@ -1,0 +1,154 @@
+"""The folder of one trial: how driver and worker talk, through named files.
+
+    request.json    driver → worker, before the start
+    events.jsonl    worker → driver, a line per event, append only
+    report.json     worker → driver, at the end; written aside and renamed
+    stop            driver → worker: the reason to stop; looked for at each report
+    log.txt         what the child printed
+    best.pt         weights of the best epoch
+
+JSON with a version, no pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a worker is told.
+
+    Attributes:
+        workload: The reference that `load_workload` takes.
+        params: The configuration.
+        device: `cpu` or `cuda`.
+        reservation_bytes: The cap on device bytes; None for no cap.
+        seed: Seeds every random generator; None leaves them as they start.
+        threads: Intra-op threads.
+        example_steps: (training, evaluation) steps of the profile on a CPU target.
+    """
+
+    workload: str
+    params: dict[str, Any]
+    device: str
+    reservation_bytes: int | None
+    seed: int | None
+    threads: int
+    example_steps: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The named files of one trial's folder."""
+
+    path: Path
+
+    @property
+    def log(self) -> Path:
+        """What the child printed."""
+        return self.path / "log.txt"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Weights of the best epoch."""
+        return self.path / "best.pt"
+
+    @classmethod
+    def create(cls, path: Path) -> Self:
+        """Make the folder; an existing one is used again."""
+        path.mkdir(parents=True, exist_ok=True)
+        return cls(path.resolve())
+
+    def write_request(self, request: Request) -> None:
+        """Write what the worker shall do."""
+        write_json(self.path / "request.json", {"version": VERSION, **asdict(request)})
+
+    def read_request(self) -> Request:
+        """Return what the worker shall do."""
+        fields = json.loads((self.path / "request.json").read_text(encoding="utf-8"))
+        if fields.pop("version") != VERSION:
+            raise ValueError(f"the request in {self.path} is of another version")
+        return Request(**{**fields, "example_steps": tuple(fields["example_steps"])})
+
+    def append_event(self, kind: str, **fields: Any) -> None:
+        """Add one event; a line is written at once or not at all."""
+        line = json.dumps({"kind": kind, **fields}) + "\n"
+        descriptor = os.open(self.path / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """Return the events so far; a last line that is still being written is left out."""
+        try:
+            text = (self.path / "events.jsonl").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in text.split("\n")[:-1]]
+
+    def write_report(self, report: dict[str, Any]) -> None:
+        """Write the trial's result."""
+        write_json(self.path / "report.json", {"version": VERSION, **report})
+
+    def read_report(self) -> dict[str, Any] | None:
+        """Return the trial's result, or None while there is none."""
+        try:
+            fields: dict[str, Any] = json.loads((self.path / "report.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        return fields if fields.pop("version") == VERSION else None
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Ask the worker to stop at its next report."""
+        write_text(self.path / "stop", reason)
+
+    def stop_reason(self) -> str | None:
+        """Return why the worker shall stop, or None."""
+        try:
+            return (self.path / "stop").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def log_tail(self, lines: int = 40, most_bytes: int = 20_000) -> str:
+        """Return the end of the log."""
+        try:
+            with self.log.open("rb") as log:
+                log.seek(0, os.SEEK_END)
+                log.seek(max(0, log.tell() - most_bytes))
+                text = log.read().decode("utf-8", "replace")
+        except FileNotFoundError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+def folder_name(study: str) -> str:
+    """Return a folder's name for a study: readable, unique, and never a path."""
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", study).strip(".-")[:60]
+    if readable == study:
+        return readable
+    return f"{readable or 'study'}-{hashlib.sha256(study.encode()).hexdigest()[:8]}"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that a reader sees all of it or nothing."""
+    write_text(path, json.dumps(value))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file aside and rename it, on disk before it is seen."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)

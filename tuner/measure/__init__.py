@@ -1,0 +1,1 @@
+"""Measuring memory: `/proc`, PyTorch's statistics and profiler, NVML."""

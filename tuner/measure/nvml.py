@@ -1,0 +1,115 @@
+"""NVML: what is on this host's GPUs, without creating a CUDA context. The only user of pynvml.
+
+Nothing here raises when NVML cannot be used: a host without a driver is an ordinary CPU host. The
+reason is given as one sentence, so that a command that needs a GPU can say it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU as NVML sees it."""
+
+    index: int
+    uuid: str
+    name: str
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The GPUs of this host, and the reason where there are none."""
+
+    found: tuple[Device, ...]
+    problem: str | None
+    driver: str | None = None
+
+
+@dataclass(frozen=True)
+class Use:
+    """Device bytes used, and where the figure comes from; bytes is None when unknown."""
+
+    bytes: int | None
+    source: str
+
+
+_PROBLEMS = {
+    "NVMLError_LibraryNotFound": "no NVIDIA driver is installed (libnvidia-ml is missing)",
+    "NVMLError_DriverNotLoaded": "the NVIDIA driver is not loaded",
+    "NVMLError_LibRmVersionMismatch": (
+        "the NVIDIA driver and its library are of different versions: reboot, or reload the driver"
+    ),
+    "NVMLError_GpuIsLost": "a GPU has fallen off the bus: reboot",
+    "NVMLError_NoPermission": "no permission to ask the NVIDIA driver",
+}
+
+
+def devices() -> Devices:
+    """Return the GPUs of this host."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Devices((), _problem(error))
+    try:
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        found = tuple(_device(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
+    except pynvml.NVMLError as error:
+        return Devices((), _problem(error))
+    finally:
+        pynvml.nvmlShutdown()
+    return Devices(found, None if found else "the NVIDIA driver shows no GPU", driver)
+
+
+def process_use(visible: str, pid: int) -> Use:
+    """Return the device bytes that a process uses on the device named by CUDA_VISIBLE_DEVICES.
+
+    Falls back to all that is used on the device, which is right only when nobody else uses it.
+
+    Args:
+        visible: A UUID (`GPU-…`) or an index in PCI order.
+        pid: The process, as this namespace knows it.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Use(None, _problem(error))
+    try:
+        first = visible.split(",")[0].strip()
+        handle = (
+            pynvml.nvmlDeviceGetHandleByIndex(int(first))
+            if first.isdigit()
+            else pynvml.nvmlDeviceGetHandleByUUID(first)
+        )
+        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            if process.pid == pid and process.usedGpuMemory is not None:
+                return Use(int(process.usedGpuMemory), "nvml, this process")
+        return Use(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used), "nvml, device-wide")
+    except pynvml.NVMLError as error:
+        return Use(None, _problem(error))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _device(pynvml: Any, index: int) -> Device:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return Device(
+        index=index,
+        uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+        name=str(pynvml.nvmlDeviceGetName(handle)),
+        total_bytes=int(memory.total),
+        free_bytes=int(memory.free),
+    )
+
+
+def _problem(error: BaseException) -> str:
+    return _PROBLEMS.get(type(error).__name__, f"NVML cannot be used: {error}")

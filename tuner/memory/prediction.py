@@ -1,0 +1,266 @@
+"""From a trace to a prediction: replay, profile, calibration, verdict.
+
+::
+
+    Trace ──estimate()──► Estimate ──predict()──► Prediction
+            replay, rules          context, calibration, budget
+
+The first half runs where the trace was made (a child process); the second half is arithmetic and
+runs in the driver, where calibration and budget are known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, Self
+
+from tuner.memory.allocator import ROUNDING, SEGMENT_ROUNDING, CachingAllocator, OutOfMemory, round_up
+from tuner.memory.calibration import Calibration
+from tuner.memory.targets import Target
+from tuner.records import Band, LargeTensor, PeakAt, Prediction, Record, Verdict
+
+if TYPE_CHECKING:
+    from tuner.memory.recorder import Block
+    from tuner.memory.trace import Trace
+
+PRUNE_BELOW = 0.05  # P(fits) under which a configuration surely does not fit
+LAUNCH_ABOVE = 0.95  # P(fits) over which it surely fits
+_LARGEST = 10
+_LIMIT_TOLERANCE = 0.005  # of the reserved bytes, in the search for the smallest limit
+
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True)
+class Estimate(Record):
+    """What a trace says before context and calibration; bytes as on the target's allocator.
+
+    Attributes:
+        allocated_bytes: Peak of live blocks, or None when the step could not be traced.
+        reserved_bytes: Peak of segments (on a CPU: the same).
+        required_bytes: The smallest limit on reserved bytes under which the trace replays.
+        categories: Live bytes at the peak by category.
+        peak_at: Phase, step and module of the peak.
+        largest: The largest live tensors at the peak.
+        growth_bytes: What each further training step leaves behind.
+        notes: Assumptions, or the reason why there is no trace.
+        seconds: How long trace and replay took.
+    """
+
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    required_bytes: int | None
+    categories: dict[str, int] = field(default_factory=dict)
+    peak_at: PeakAt | None = None
+    largest: tuple[LargeTensor, ...] = ()
+    growth_bytes: int = 0
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        """Return the estimate that `to_json` wrote."""
+        peak_at = fields["peak_at"]
+        return cls(
+            **{
+                **fields,
+                "peak_at": None if peak_at is None else PeakAt(**peak_at),
+                "largest": tuple(LargeTensor(**tensor) for tensor in fields["largest"]),
+                "notes": tuple(fields["notes"]),
+            }
+        )
+
+
+def estimate(trace: Trace, target: Target, seconds: float = 0.0) -> Estimate:
+    """Replay a trace on the target's allocator and describe its peak."""
+    allocated_bytes, live_at_peak, last = _peak_of_live(trace, target)
+    categories: Counter[str] = Counter()
+    for block in live_at_peak:
+        categories[block.category] += _size(block, target)
+    if target.kind == "cuda":
+        categories["workspace"] += target.workspace_bytes
+        reserved_bytes, allocated_bytes = _replay(trace, target, limit_bytes=None)
+        required_bytes = _smallest_limit(trace, target, allocated_bytes, reserved_bytes)
+    else:
+        reserved_bytes = required_bytes = allocated_bytes
+    largest = sorted(live_at_peak, key=lambda block: -block.bytes)[:_LARGEST]
+    return Estimate(
+        allocated_bytes=allocated_bytes,
+        reserved_bytes=reserved_bytes,
+        required_bytes=required_bytes,
+        categories=dict(categories),
+        peak_at=None if last is None else PeakAt(last.phase, last.step, last.module),
+        largest=tuple(LargeTensor(b.bytes, b.category, b.module, b.operator) for b in largest),
+        growth_bytes=trace.growth_bytes,
+        notes=trace.notes,
+        seconds=seconds,
+    )
+
+
+def untraceable(reason: str, seconds: float = 0.0) -> Estimate:
+    """Return the estimate for code that cannot be traced: nothing but the reason."""
+    return Estimate(None, None, None, notes=(f"cannot be traced: {reason}",), seconds=seconds)
+
+
+def predict(
+    found: Estimate,
+    target: Target,
+    calibration: Calibration,
+    *,
+    context_bytes: int | None,
+    budget_bytes: int | None,
+) -> Prediction:
+    """Add context and calibration to an estimate, and judge it against a budget.
+
+    Args:
+        found: What the trace says.
+        target: The device.
+        calibration: Corrects the centre and sizes the band.
+        context_bytes: The context where it was measured; None takes the target's profile.
+        budget_bytes: The device bytes one trial may take; None gives no verdict.
+    """
+    if context_bytes is None:
+        context_bytes = target.context_bytes
+    notes = [*found.notes, *_limits(target)]
+    if found.growth_bytes:
+        notes.append(f"memory grows with steps: {found.growth_bytes} bytes stay behind after each training step")
+    if found.allocated_bytes is None or found.reserved_bytes is None or context_bytes is None:
+        return Prediction(
+            allocated_bytes=found.allocated_bytes,
+            reserved_bytes=found.reserved_bytes,
+            device=None,
+            required=None,
+            fits_probability=None,
+            verdict=None if budget_bytes is None else Verdict.TRY,
+            method="untraceable",
+            assumptions=tuple(notes),
+            seconds=found.seconds,
+        )
+    required_bytes = found.required_bytes or found.reserved_bytes
+    device = _band(context_bytes, found.reserved_bytes, target, calibration)
+    required = _band(context_bytes, required_bytes, target, calibration)
+    fits_probability = None
+    if budget_bytes is not None:
+        spread = max(1.0, (required.high - required.low) / (2 * _NORMAL.inv_cdf(0.975)))
+        fits_probability = _NORMAL.cdf((budget_bytes - required.expected) / spread)
+    categories = {**found.categories, "context": context_bytes}
+    unexplained = device.expected - sum(categories.values())
+    if unexplained > 0:  # fragmentation, and what calibration adds
+        categories["workspace"] = categories.get("workspace", 0) + unexplained
+    return Prediction(
+        allocated_bytes=found.allocated_bytes,
+        reserved_bytes=found.reserved_bytes,
+        device=device,
+        required=required,
+        fits_probability=fits_probability,
+        verdict=verdict_of(fits_probability),
+        categories=categories,
+        peak_at=found.peak_at,
+        largest=found.largest,
+        growth_bytes=found.growth_bytes,
+        assumptions=tuple(notes),
+        seconds=found.seconds,
+    )
+
+
+def verdict_of(fits_probability: float | None) -> Verdict | None:
+    """Return what a probability of fitting means for launching; None without one."""
+    if fits_probability is None:
+        return None
+    if fits_probability < PRUNE_BELOW:
+        return Verdict.PRUNE
+    return Verdict.LAUNCH if fits_probability > LAUNCH_ABOVE else Verdict.TRY
+
+
+def _band(context_bytes: int, allocator_bytes: int, target: Target, calibration: Calibration) -> Band:
+    """Return the band of device bytes: additive context, multiplicative rest."""
+    centre = context_bytes + calibration.offset_bytes + allocator_bytes * calibration.factor
+    spread = math.hypot(
+        max(target.context_spread_bytes, 0) * calibration.context_weight,
+        allocator_bytes * calibration.relative_spread,
+        calibration.additive_spread_bytes,
+    )
+    half = _NORMAL.inv_cdf(0.975) * spread
+    return Band(round(max(0.0, centre - half)), round(centre), round(centre + half))
+
+
+def _limits(target: Target) -> Iterator[str]:
+    if target.kind == "cuda":
+        yield f"context of {target.name}: {target.context_source}"
+        yield (
+            "of CUDA's own ways only multi-tensor optimizers and cuBLAS workspaces are modelled: "
+            "dropout masks, autocast's cast lists, attention backends and cuDNN are taken from the CPU"
+        )
+
+
+def _size(block: Block, target: Target) -> int:
+    return round_up(block.bytes, ROUNDING) if target.kind == "cuda" else block.bytes
+
+
+def _peak_of_live(trace: Trace, target: Target) -> tuple[int, list[Block], Block | None]:
+    """Return the peak of live bytes, the blocks alive then, and the one that made the peak."""
+    sizes = [_size(block, target) for block in trace.blocks]
+    running = peak = 0
+    at = -1
+    for position, event in enumerate(trace.events):
+        running += sizes[event] if event >= 0 else -sizes[~event]
+        if running > peak:
+            peak, at = running, position
+    if at < 0:
+        return 0, [], None
+    alive: set[int] = set()
+    for event in trace.events[: at + 1]:
+        if event >= 0:
+            alive.add(event)
+        else:
+            alive.discard(~event)
+    return peak, [trace.blocks[index] for index in alive], trace.blocks[trace.events[at]]
+
+
+def _replay(trace: Trace, target: Target, limit_bytes: int | None) -> tuple[int, int]:
+    """Return (reserved, allocated) peaks of a trace on the caching allocator.
+
+    Raises:
+        OutOfMemory: The trace does not run under the limit.
+    """
+    allocator = CachingAllocator(limit_bytes)
+    held = {}
+    waiting = _workspace_moments(trace, target)
+    for position, event in enumerate(trace.events):
+        for size in waiting.pop(position, ()):
+            allocator.allocate(size)
+        if event >= 0:
+            held[event] = allocator.allocate(trace.blocks[event].bytes)
+        else:
+            allocator.free(held.pop(~event))
+    return allocator.peak_reserved_bytes, allocator.peak_allocated_bytes
+
+
+def _workspace_moments(trace: Trace, target: Target) -> dict[int, Sequence[int]]:
+    """Return at which events the forward's and the backward's threads take their workspaces."""
+    moments: dict[int, list[int]] = {}
+    for phase in ("forward", "backward"):
+        for position, event in enumerate(trace.events):
+            if event >= 0 and trace.blocks[event].phase == phase:
+                if target.workspace_bytes:
+                    moments.setdefault(position, []).append(target.workspace_bytes // 2)
+                break
+    return dict(moments)
+
+
+def _smallest_limit(trace: Trace, target: Target, allocated_bytes: int, reserved_bytes: int) -> int:
+    """Return the smallest limit on reserved bytes under which the trace still replays."""
+    low, high = round_up(allocated_bytes, SEGMENT_ROUNDING) - SEGMENT_ROUNDING, reserved_bytes
+    while high - low > max(SEGMENT_ROUNDING, _LIMIT_TOLERANCE * reserved_bytes):
+        middle = round_up((low + high) // 2, SEGMENT_ROUNDING)
+        try:
+            _replay(trace, target, middle)
+        except OutOfMemory:
+            low = middle
+        else:
+            high = middle
+    return high

@@ -1,0 +1,143 @@
+"""The driver's side of prediction: a warm child that traces, restarted when it dies or hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import TunerError
+from tuner.memory.prediction import Estimate, untraceable
+from tuner.processes import Child
+
+DEFAULT_TIMEOUT_SECONDS = 120.0
+CHILD_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "KINETO_LOG_LEVEL": "99", "MALLOC_MMAP_THRESHOLD_": "65536"}
+
+
+class PredictorError(TunerError):
+    """The predictor's process cannot be started at all; the message holds the end of its log."""
+
+
+class Predictor:
+    """Estimates the memory of configurations of one workload on one target; a context manager.
+
+    Args:
+        reference: The workload, as `load_workload` takes it.
+        target: The target's name.
+        log: File for what user code prints while it is traced.
+        threads: Intra-op threads, as the trial will use: CPU kernels allocate by them.
+        timeout_seconds: How long one trace may take before it counts as untraceable.
+    """
+
+    def __init__(
+        self,
+        reference: str,
+        target: str,
+        *,
+        log: Path,
+        threads: int,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    ) -> None:
+        self._first = {"workload": reference, "target": target, "threads": threads}
+        self._log = log
+        self._timeout_seconds = timeout_seconds
+        self._child: Child | None = None
+        self._requests = self._answers = -1
+        self._known: dict[str, Estimate] = {}
+
+    def __enter__(self) -> Predictor:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def estimate(self, params: dict[str, Any]) -> Estimate:
+        """Return the estimate for one configuration; repeated ones cost nothing."""
+        key = json.dumps(params, sort_keys=True, default=repr)
+        if key not in self._known:
+            start = time.perf_counter()
+            answer, problem = self._ask({"kind": "predict", "params": params})
+            if answer is None:
+                return untraceable(problem, time.perf_counter() - start)
+            self._known[key] = Estimate.from_json(answer)
+        return self._known[key]
+
+    def context_bytes(self, params: dict[str, Any]) -> int | None:
+        """Return the measured context of a trial on a CPU target.
+
+        Raises:
+            PredictorError: The workload cannot be loaded or its data opened; with the reason.
+        """
+        answer, problem = self._ask({"kind": "context", "params": params})
+        if answer is None:
+            raise PredictorError(f"the workload's data cannot be opened: {problem}", hint=f"see {self._log}")
+        context: int | None = answer["context_bytes"]
+        return context
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            os.close(self._requests)
+            self._child.kill()
+            os.close(self._answers)
+            self._child = None
+
+    def _ask(self, request: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+        """Return the child's answer, or None and what went wrong."""
+        if self._child is None:
+            self._start()
+        try:
+            os.write(self._requests, (json.dumps(request) + "\n").encode())
+        except BrokenPipeError:
+            self.close()
+            return None, self._last_words()
+        line = self._read_line()
+        if line is not None:
+            answer: dict[str, Any] = json.loads(line)
+            return answer, ""
+        ended = self._child.wait(0.5) if self._child is not None else None
+        self.close()
+        if ended is None:
+            return None, f"tracing took longer than {self._timeout_seconds:.0f} s"
+        return None, self._last_words() or f"the tracing process ended with code {ended.code}"
+
+    def _start(self) -> None:
+        requests_read, self._requests = os.pipe()
+        self._answers, answers_write = os.pipe()
+        module = "tuner.memory.predictor_child"
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._child = Child(
+            [sys.executable, "-P", "-m", module, str(requests_read), str(answers_write)],
+            log=self._log,
+            environment=CHILD_ENVIRONMENT,
+            channels=(requests_read, answers_write),
+        )
+        os.close(requests_read)
+        os.close(answers_write)
+        os.write(self._requests, (json.dumps(self._first) + "\n").encode())
+
+    def _read_line(self) -> bytes | None:
+        """Return one answer; None at the child's end or after the time-out."""
+        deadline = time.monotonic() + self._timeout_seconds
+        received = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._answers, selectors.EVENT_READ)
+            while not received.endswith(b"\n"):
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    return None
+                data = os.read(self._answers, 65536)
+                if not data:
+                    return None
+                received += data
+        return received
+
+    def _last_words(self) -> str:
+        try:
+            lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return lines[-1][:300] if lines else ""

@@ -1,0 +1,78 @@
+"""The process that traces: `python -m tuner.memory.predictor_child REQUESTS ANSWERS`.
+
+Reads one JSON request per line from file descriptor REQUESTS and writes one answer per line to
+ANSWERS. It stays warm, so that PyTorch is imported and CPU kernels are probed once per study, and
+a crash or a hang in user code costs one prediction.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from tuner.errors import Untraceable
+from tuner.memory.prediction import Estimate, estimate, untraceable
+from tuner.memory.targets import Target, resolve_target
+from tuner.processes import process_memory
+from tuner.workload import Workload, load_workload
+
+
+def main(requests_fd: int, answers_fd: int) -> None:
+    """Serve requests until the driver closes its end."""
+    with os.fdopen(requests_fd, encoding="utf-8") as requests, os.fdopen(answers_fd, "w") as answers:
+        first = json.loads(requests.readline())
+        server = PredictorServer(first["workload"], first["target"], threads=first["threads"])
+        for line in requests:
+            answer = server.answer(json.loads(line))
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+
+
+class PredictorServer:
+    """Answers requests about one workload on one target."""
+
+    def __init__(self, reference: str, target_name: str, *, threads: int) -> None:
+        import torch
+
+        from tuner.memory.cpu_rules import OperatorProbe
+        from tuner.warmup import warm_up
+
+        torch.set_num_threads(threads)
+        warm_up(torch.device("cpu"))
+        self._target: Target = resolve_target(target_name)
+        self._workload: Workload = load_workload(reference).workload
+        self._probe = OperatorProbe() if self._target.kind == "cpu" else None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to one request, by its `kind`."""
+        if request["kind"] == "context":
+            return {"context_bytes": self._context_bytes(request["params"])}
+        return self.estimate(request["params"]).to_json()
+
+    def estimate(self, params: dict[str, Any]) -> Estimate:
+        """Trace one configuration."""
+        from tuner.memory.trace import trace_workload
+
+        start = time.perf_counter()
+        try:
+            trace = trace_workload(self._workload, params, device=self._target.kind, probe=self._probe)
+        except Untraceable as reason:
+            return untraceable(reason.message, time.perf_counter() - start)
+        return estimate(trace, self._target, time.perf_counter() - start)
+
+    def _context_bytes(self, params: dict[str, Any]) -> int | None:
+        """Return what a trial's process takes on a CPU before its first tensor of its own.
+
+        The interpreter, PyTorch after a warm-up, the study's imports, and its data.
+        """
+        loaders = self._workload.open_loaders(params)
+        memory = process_memory()
+        del loaders
+        return None if memory is None else memory.resident_bytes
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

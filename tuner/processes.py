@@ -1,0 +1,177 @@
+"""Child processes that cannot outlive the driver, and what the kernel says about a process.
+
+A `Child` is started below a supervisor (supervisor.py) that kills the child's whole process group
+when the driver ends, however it ends. No fork of this process runs Python code of ours: the child
+is a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.records import Owner
+
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+
+
+@dataclass(frozen=True)
+class ExitStatus:
+    """How a child ended: its exit code, or the signal that killed it as a negative number."""
+
+    code: int
+    max_resident_bytes: int | None = None
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that killed the child, or None."""
+        return -self.code if self.code < 0 else None
+
+
+class Child:
+    """A running child process below its supervisor.
+
+    Args:
+        command: The program (an absolute path) and its arguments.
+        log: File that receives the child's standard output and error.
+        environment: Variables set over the driver's own.
+        cwd: The child's working folder.
+        channels: File descriptors that the child inherits.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        channels: Sequence[int] = (),
+    ) -> None:
+        joined = ",".join(map(str, channels)) or "-"
+        with log.open("ab") as log_file:
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_SUPERVISOR), joined, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log_file,
+                env={**os.environ, **(environment or {})},
+                cwd=cwd,
+                pass_fds=tuple(channels),
+                start_new_session=True,  # Ctrl-C in the terminal is the driver's to handle
+            )
+        self._messages = b""
+        self._exit: ExitStatus | None = None
+        self.pid: int | None = None
+
+    def wait(self, timeout_seconds: float | None = None) -> ExitStatus | None:
+        """Return how the child ended, or None when it still runs after the time-out."""
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while self._exit is None:
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._read(remaining):
+                return None
+        return self._exit
+
+    def kill(self) -> ExitStatus:
+        """Kill the child and everything it started; return how it ended."""
+        if self._supervisor.stdin is not None and not self._supervisor.stdin.closed:
+            self._supervisor.stdin.close()
+        ended = self.wait()
+        assert ended is not None
+        return ended
+
+    def _read(self, timeout_seconds: float | None) -> bool:
+        """Take in what the supervisor says; False when it said nothing in time."""
+        assert self._supervisor.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._supervisor.stdout, selectors.EVENT_READ)
+            if not selector.select(timeout_seconds):
+                return False
+        data = os.read(self._supervisor.stdout.fileno(), 65536)
+        if not data:
+            self._end(ExitStatus(-9))  # the supervisor itself was killed, and the child with it
+            return True
+        *lines, self._messages = (self._messages + data).split(b"\n")
+        for line in lines:
+            message: dict[str, Any] = json.loads(line)
+            self.pid = message.get("started", self.pid)
+            if "exit" in message:
+                self._end(ExitStatus(message["exit"], message["max_resident_bytes"]))
+        return True
+
+    def _end(self, status: ExitStatus) -> None:
+        self._exit = status
+        for pipe in (self._supervisor.stdin, self._supervisor.stdout):
+            if pipe is not None and not pipe.closed:
+                pipe.close()
+        self._supervisor.wait()
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    """Memory of a process as its `/proc/<pid>/status` gives it, in bytes."""
+
+    resident_bytes: int
+    peak_resident_bytes: int
+    data_bytes: int
+
+
+def process_memory(pid: int | str = "self") -> ProcessMemory | None:
+    """Return the memory of a process, or None when it is gone or not ours to read."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    sizes = {line.split(":")[0]: line.split()[1] for line in text.splitlines() if line.startswith("Vm")}
+    if "VmRSS" not in sizes:
+        return None  # a zombie
+    kib = 1024
+    return ProcessMemory(int(sizes["VmRSS"]) * kib, int(sizes["VmHWM"]) * kib, int(sizes["VmData"]) * kib)
+
+
+def reset_peak_resident() -> bool:
+    """Start this process's `VmHWM` anew from what is resident now; False where not allowed."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        return True
+    return False
+
+
+def this_process() -> Owner:
+    """Return the identity of this process."""
+    return Owner(socket.gethostname(), _boot_id(), os.getpid(), _start_time(os.getpid()) or "")
+
+
+def is_alive(owner: Owner) -> bool | None:
+    """Return whether an owner still runs; None for another host, of which nothing is known."""
+    if owner.host != socket.gethostname():
+        return None
+    return owner.boot_id == _boot_id() and _start_time(owner.pid) == owner.started
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _start_time(pid: int) -> str | None:
+    """Return when a process started, in clock ticks since boot; None when it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else fields[19]

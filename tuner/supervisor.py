@@ -1,0 +1,128 @@
+"""A small parent for one child process, run as `python -I -S supervisor.py CHANNELS COMMAND…`.
+
+The driver holds the other end of this script's standard input. At its end of file, whatever the
+reason, the child and everything it started is killed: process group first, then every orphan,
+since orphans of the child become children of this process (`PR_SET_CHILD_SUBREAPER`). The child
+dies with the supervisor too (`PR_SET_PDEATHSIG`: this script has one thread, so that signal cannot
+come early).
+
+One JSON line on standard output when the child has started, one when it has ended. CHANNELS are
+file descriptors, joined by commas, that the child keeps (`-` for none).
+"""
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None)
+
+
+def main() -> None:
+    channels, command = sys.argv[1], sys.argv[2:]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    child = _start(command, [] if channels == "-" else [int(fd) for fd in channels.split(",")])
+    _say({"started": child})
+    while True:
+        ready, _, _ = select.select([0, wake_read], [], [])
+        if 0 in ready and not os.read(0, 4096):
+            os.killpg(child, signal.SIGKILL)
+            _, status, usage = os.wait4(child, 0)
+            break
+        if wake_read in ready:
+            os.read(wake_read, 4096)
+            pid, status, usage = os.wait4(child, os.WNOHANG)
+            if pid == child:
+                break
+            _reap_others(child)
+    _kill_leftovers(child)
+    code = os.waitstatus_to_exitcode(status)
+    _say({"exit": code, "max_resident_bytes": usage.ru_maxrss * 1024})
+
+
+def _start(command: list, channels: list) -> int:
+    pid = os.fork()
+    if pid:
+        for fd in channels:
+            os.close(fd)
+        return pid
+    try:
+        os.setsid()
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(2, 1)  # the child's output goes to the log; standard output is the supervisor's
+        for fd in channels:
+            os.set_inheritable(fd, True)
+        os.execv(command[0], command)
+    except BaseException as error:
+        os.write(2, f"cannot start {command[0]}: {error}\n".encode())
+    os._exit(127)
+
+
+def _reap_others(child: int) -> None:
+    """Collect orphans that ended while the child still runs; never the child itself."""
+    for pid in _children():
+        if pid != child:
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                pass
+
+
+def _kill_leftovers(group: int) -> None:
+    """Kill what the child left running, wherever it moved to."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    while True:
+        for pid in _children():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _children() -> list:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
+            return [int(pid) for pid in children.read().split()]
+    except OSError:  # the kernel is built without CONFIG_PROC_CHILDREN
+        mine = os.getpid()
+        return [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent(name) == mine]
+
+
+def _parent(pid: str) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+            return int(stat.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _say(message: dict) -> None:
+    try:
+        os.write(1, (json.dumps(message) + "\n").encode())
+    except BrokenPipeError:
+        pass  # the driver is gone; what is left to do is the same
+
+
+if __name__ == "__main__":
+    main()
