@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from tuner.workload import Workload
 
+TRAIN_STEPS = 3  # optimizer state appears in the first, gradients set to None move the peak later
+EVAL_STEPS = 2  # the second shows what the first kept
+
 
 def train_once(workload: Workload, state: Any, batch: Any) -> Any:
     """Run one training step and return what it reports."""

@@ -26,6 +26,8 @@ from tuner.memory.cpu_rules import OperatorProbe
 from tuner.memory.fakes import FakeWorld
 from tuner.memory.recorder import Block, NeedsRealValues, Recorder, _user_place
 from tuner.steps import (
+    EVAL_STEPS,
+    TRAIN_STEPS,
     each_batch,
     eval_once,
     modules_in,
@@ -35,10 +37,6 @@ from tuner.steps import (
     train_once,
 )
 from tuner.workload import Workload
-
-TRAIN_STEPS = 3
-EVAL_STEPS = 2
-
 
 @dataclass(frozen=True)
 class Trace:

@@ -1,0 +1,118 @@
+"""`tuner run`: search a study's space under a memory budget."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuner.cli.options import storage_option
+from tuner.errors import Interrupted
+from tuner.settings import resolve
+
+if TYPE_CHECKING:
+    from tuner.search.loop import Stopper
+    from tuner.search.session import Session
+
+
+@click.command("run", short_help="Search a study's space under a memory budget.")
+@click.argument("study", metavar="STUDY")
+@storage_option
+@click.option("--study-name", metavar="NAME", help="Create or resume this study  [default: the workload's name]")
+@click.option("--budget", metavar="SIZE", help="Device bytes one trial may take, such as 700MiB or 6GiB.")
+@click.option("--trials", metavar="N", help="Launched trials in the study, earlier ones included  [default: 30]")
+@click.option("--target", metavar="DEVICE", help="cpu, cuda or cuda:N  [default: the best device present]")
+@click.option("--single", is_flag=True, default=None, help="One objective; memory is a constraint only.")
+@click.option("--seed", metavar="N", help="Make a CPU run repeatable: same params, verdicts and metrics.")
+@click.option("--trial-timeout", metavar="TIME", help="Kill a trial after this, such as 90s or 15m.")
+@click.option("--timeout", metavar="TIME", help="Start no further trial after this.")
+@click.option("--max-failures", metavar="N", help="Stop after more failed launches  [default: the first 3, or 20 %]")
+@click.option("--audit", metavar="SHARE", help="At the end, launch this share (0 to 1) of what was pruned.")
+@click.option("--threads", metavar="N", help="Intra-op threads of a trial  [default: all cores]")
+@click.option("--runs-dir", metavar="DIR", help="Where run folders go  [default: tuner-runs]")
+@click.option("--keep-checkpoints", metavar="WHICH", help="Weights to keep: front, all or none  [default: front]")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON line per event instead of progress.")
+def command(study: str, as_json: bool, **flags: Any) -> None:  # noqa: FBT001 - click passes flags so
+    """Search the space of STUDY, a Python file with one workload, under a memory budget.
+
+    Each configuration is predicted first, on fake tensors. What surely does not fit is pruned; the
+    rest is trained, each trial in a process of its own under a hard cap, measured, and recorded.
+
+    The study is created, or resumed where it was: the same command continues it.
+
+    \b
+    Examples:
+      tuner run studies/digits_cnn.py --budget 700MiB --trials 30
+      tuner run my_study.py --target cuda:0 --budget 6GiB --single --seed 1
+    """
+    from tuner.cli.progress import make_observer, print_end
+    from tuner.execution.launcher import LocalLauncher, visible_threads
+    from tuner.search.checkpoints import prune_checkpoints
+    from tuner.search.loop import Goal, Stopper, StudyLoop
+    from tuner.search.recover import recover
+    from tuner.search.session import make_plan, open_session
+
+    settings = resolve(flags)
+    value = {name: setting.value for name, setting in settings.items()}
+    plan = make_plan(study, settings, visible_threads())
+    goal = Goal(
+        trials=value["trials"],
+        max_failures=value["max_failures"],
+        trial_timeout_seconds=value["trial_timeout"],
+        timeout_seconds=value["timeout"],
+        audit_share=value["audit"],
+    )
+    stopper = Stopper()
+    interruption: Interrupted | None = None
+    with _signals(stopper), open_session(plan) as session:
+        recovered = recover(session)
+        with make_observer(session, goal, as_json=as_json, recovered=recovered) as observer:
+            launcher = LocalLauncher(plan.place.visible_device)
+            try:
+                StudyLoop(session, launcher, observer, goal, stopper).run()
+            except Interrupted as error:
+                interruption = error
+        prune_checkpoints(session.reader, session.writer, session.study, value["keep_checkpoints"])
+        print_end(session, as_json=as_json)
+    if interruption is not None:
+        raise interruption
+
+
+@contextmanager
+def _signals(stopper: Stopper) -> Iterator[None]:
+    """Let Ctrl-C stop gently, a second one at once, and SIGTERM at once."""
+
+    def on_interrupt(number: int, frame: Any) -> None:
+        if stopper.level == 0:
+            click.echo("\nfinishing the running trial; Ctrl-C again stops it", err=True)
+            stopper.stop(1, "interrupted")
+        else:
+            click.echo("\nstopping the running trial", err=True)
+            stopper.stop(2, "interrupted")
+
+    def on_terminate(number: int, frame: Any) -> None:
+        stopper.stop(2, "terminated")
+
+    previous = {
+        signal.SIGINT: signal.signal(signal.SIGINT, on_interrupt),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, on_terminate),
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def describe(session: Session) -> str:
+    """Return the line a run begins with."""
+    from tuner.units import format_bytes
+
+    study = session.study
+    return (
+        f"study '{study.name}' on {study.device_name} ({study.target}), "
+        f"budget {format_bytes(study.budget_bytes)}"
+    )

@@ -1,0 +1,1 @@
+"""Which device trials run on, and how much of it one may take."""

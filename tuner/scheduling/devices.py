@@ -1,0 +1,123 @@
+"""Choosing the device of a study and its default budget, without creating a CUDA context."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.errors import UsageError
+from tuner.measure import nvml
+from tuner.memory.targets import host_memory_bytes, resolve_target
+from tuner.units import format_bytes
+
+_DEFAULT_SHARE = 0.95  # of what is free
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device of this host that trials run on.
+
+    Attributes:
+        target: `cpu`, or `cuda:N` in PCI order.
+        name: As the device names itself.
+        visible_device: What a child sees as its only GPU (a UUID); None on a CPU.
+        capacity_bytes: All its memory.
+        free_bytes: What nobody uses now.
+    """
+
+    target: str
+    name: str
+    visible_device: str | None
+    capacity_bytes: int
+    free_bytes: int
+
+    @property
+    def kind(self) -> str:
+        """`cpu` or `cuda`."""
+        return "cpu" if self.visible_device is None else "cuda"
+
+    @property
+    def default_budget_bytes(self) -> int:
+        """The budget when none is given: what is free less 5 %."""
+        return int(self.free_bytes * _DEFAULT_SHARE)
+
+
+def choose_place(target: str | None) -> Place:
+    """Return the device that trials run on; by default the freest GPU, else the CPU.
+
+    Raises:
+        UsageError: The target is not a device of this host; the message says why.
+    """
+    if target is None:
+        found = nvml.devices().found if torch_has_cuda() else ()
+        return _gpu(max(found, key=lambda device: device.free_bytes)) if found else _cpu()
+    resolved = resolve_target(target)
+    if resolved.kind == "cpu":
+        return _cpu()
+    if resolved.index is None:
+        raise UsageError(
+            f"'{target}' is a profile to predict for, not a device of this host",
+            hint=f"predict with: tuner predict STUDY --target {target}; run with cpu, cuda or cuda:N",
+        )
+    devices = nvml.devices()
+    if devices.problem is not None:
+        raise UsageError(f"there is no GPU to run on: {devices.problem}", hint="run on the CPU: --target cpu")
+    if not torch_has_cuda():
+        raise UsageError("this build of PyTorch has no CUDA", hint="install a CUDA build, or run with: --target cpu")
+    if resolved.index >= len(devices.found):
+        raise UsageError(f"there is no {target}", hint=f"this host has {len(devices.found)} GPU(s), from cuda:0")
+    return _gpu(devices.found[resolved.index])
+
+
+def check_budget(budget_bytes: int, place: Place) -> None:
+    """Check that a budget is within the device.
+
+    Raises:
+        UsageError: The device has less memory than that.
+    """
+    if budget_bytes > place.capacity_bytes:
+        raise UsageError(
+            f"a budget of {format_bytes(budget_bytes)} is more than {place.name} has "
+            f"({format_bytes(place.capacity_bytes)})"
+        )
+
+
+def torch_has_cuda() -> bool:
+    """Whether the installed PyTorch was built for CUDA, without importing it."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return re.search(r"^cuda\b[^=]*=\s*['\"]", text, re.MULTILINE) is not None
+
+
+def _gpu(device: nvml.Device) -> Place:
+    return Place(f"cuda:{device.index}", device.name, device.uuid, device.total_bytes, device.free_bytes)
+
+
+def _cpu() -> Place:
+    return Place("cpu", _cpu_name(), None, host_memory_bytes(), _available_bytes())
+
+
+def _cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "CPU"
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else "CPU"
+
+
+def _available_bytes() -> int:
+    capacity = host_memory_bytes()
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return capacity
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    return min(capacity, int(match[1]) * 1024) if match else capacity

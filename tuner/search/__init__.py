@@ -1,0 +1,1 @@
+"""Optuna: samplers, the loop, resuming. The only package that imports it."""

@@ -1,0 +1,144 @@
+"""The Optuna side of a study: its storage, its sampler, and what each outcome is told as.
+
+| outcome | told as | constraint `memory` = (bytes − budget) / budget |
+|---|---|---|
+| completed | COMPLETE | measured |
+| pruned_memory | PRUNED | predicted, > 0 |
+| out_of_memory | PRUNED | from the failed request, > 0 |
+| pruned_metric | PRUNED | measured so far |
+| anything else | FAIL | none |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import warnings
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState
+from sqlalchemy import URL
+
+from tuner.records import Outcome
+
+MEMORY = "memory"
+REPEATS = "tuner_repeats"  # user attribute: number of the trial whose params are run again
+AUDIT = "tuner_audit"  # user attribute: predicted not to fit, launched to check that
+_SMALLEST_EXCESS = 1e-6  # a constraint that is violated is above zero, whatever was measured
+_TOLD_AS_PRUNED = frozenset({Outcome.PRUNED_MEMORY, Outcome.OUT_OF_MEMORY, Outcome.PRUNED_METRIC})
+_TOLD_WITH_CONSTRAINT = _TOLD_AS_PRUNED | {Outcome.COMPLETED}
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+
+
+class OptunaStudy:
+    """One study on Optuna's side, in the same database as our tables.
+
+    Args:
+        url: The database; Optuna's tables are created where missing.
+        name: The study's name; it is created where missing.
+        direction: `maximize` or `minimize` the metric.
+        single: True for the metric alone; else peak device bytes are minimised too.
+        seed: Seeds the sampler, or None.
+    """
+
+    def __init__(self, url: URL, name: str, *, direction: str, single: bool, seed: int | None) -> None:
+        self._storage = open_storage(url)
+        self._study = optuna.create_study(
+            storage=self._storage,
+            study_name=name,
+            directions=[direction] if single else [direction, "minimize"],
+            load_if_exists=True,
+        )
+        self._study_id = self._storage.get_study_id_from_name(name)
+        self._seed = seed
+
+    def ask(self) -> optuna.Trial:
+        """Return a new trial to suggest params for; queued params come first."""
+        self._study.sampler = sampler_for(self._seed, len(self._study.get_trials(deepcopy=False)))
+        return self._study.ask()
+
+    def enqueue_again(self, number: int, *, audit: bool = False) -> None:
+        """Queue the params of an earlier trial, unless they are waiting already."""
+        trials = self._study.get_trials(deepcopy=False)
+        waiting = [trial for trial in trials if trial.state is TrialState.WAITING]
+        if all(trial.user_attrs.get(REPEATS) != number for trial in waiting):
+            self._study.enqueue_trial(trials[number].params, user_attrs={REPEATS: number, AUDIT: audit})
+
+    def running(self) -> list[int]:
+        """Return the numbers of the trials that Optuna takes for running."""
+        trials = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return [trial.number for trial in trials]
+
+    def tell(
+        self,
+        number: int,
+        outcome: Outcome,
+        *,
+        value: float | None,
+        memory_bytes: int | None,
+        budget_bytes: int,
+    ) -> None:
+        """Tell Optuna what became of a trial; one that is told already stays as it is.
+
+        Args:
+            number: The trial's number.
+            outcome: What became of it.
+            value: The objective's value of a completed trial.
+            memory_bytes: Device bytes: measured, predicted, or needed by the failed request.
+            budget_bytes: The study's budget.
+        """
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+        if self._storage.get_trial(trial_id).state.is_finished():
+            return
+        if memory_bytes is not None and outcome in _TOLD_WITH_CONSTRAINT:
+            excess = (memory_bytes - budget_bytes) / budget_bytes
+            if outcome in (Outcome.PRUNED_MEMORY, Outcome.OUT_OF_MEMORY):
+                excess = max(excess, _SMALLEST_EXCESS)
+            optuna.trial.Trial(self._study, trial_id).set_constraint(MEMORY, excess)
+        if outcome is Outcome.COMPLETED and value is not None and memory_bytes is not None:
+            single = len(self._study.directions) == 1
+            self._study.tell(number, [value] if single else [value, float(memory_bytes)])
+        elif outcome in _TOLD_AS_PRUNED:
+            self._study.tell(number, state=TrialState.PRUNED)
+        else:
+            self._study.tell(number, state=TrialState.FAIL)
+
+    def delete(self) -> None:
+        """Delete the study on Optuna's side."""
+        self._storage.delete_study(self._study_id)
+
+
+def open_storage(url: URL) -> optuna.storages.RDBStorage:
+    """Return Optuna's storage in our database."""
+    connect_args: dict[str, Any] = {"timeout": 30} if url.drivername == "sqlite" else {"connect_timeout": 10}
+    return optuna.storages.RDBStorage(
+        url.render_as_string(hide_password=False), engine_kwargs={"connect_args": connect_args}
+    )
+
+
+def delete_study(url: URL, name: str) -> None:
+    """Delete a study on Optuna's side, if it is there."""
+    with contextlib.suppress(KeyError):
+        optuna.delete_study(study_name=name, storage=open_storage(url))
+
+
+def sampler_for(seed: int | None, number: int) -> optuna.samplers.BaseSampler:
+    """Return the sampler of one trial.
+
+    With a seed it is derived from the trial's number, so that a resumed study draws as an
+    uninterrupted one. Multivariate, since memory depends on products of params; grouped, since
+    spaces are conditional.
+    """
+    derived = None if seed is None else derived_seed(seed, number)
+    return optuna.samplers.TPESampler(
+        multivariate=True, group=True, seed=derived, warn_independent_sampling=False
+    )
+
+
+def derived_seed(seed: int, number: int) -> int:
+    """Return the seed of one trial of a seeded study."""
+    digest = hashlib.sha256(f"{seed}/{number}".encode()).digest()
+    return int.from_bytes(digest[:4], "big")

@@ -1,0 +1,1 @@
+"""The database: schema, engine, migrations, writer, reader. SQL stays in here."""

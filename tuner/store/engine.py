@@ -1,0 +1,139 @@
+"""Opening the database: SQLite in WAL mode with real transactions, or PostgreSQL.
+
+A URL may hold a password, so that no text of ours ever shows one: `describe_url` gives driver, host
+and database, and messages of the driver are cleaned before they are passed on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+
+from tuner.errors import StoreError, UsageError
+
+DEFAULT_URL = "sqlite:///tuner.db"
+_BUSY_TIMEOUT_SECONDS = 30
+_URL_HINT = "a storage URL looks like sqlite:///tuner.db or postgresql://user:password@host/database"
+_DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+
+
+def parse_url(text: str) -> URL:
+    """Return the database that a storage URL names.
+
+    Raises:
+        UsageError: It is not a URL of SQLite or PostgreSQL; the message does not repeat it.
+    """
+    scheme, separator, rest = text.partition("://")
+    driver = _DRIVERS.get(scheme.partition("+")[0])
+    if not separator or driver is None:
+        raise UsageError("the storage URL is not one of SQLite or PostgreSQL", hint=_URL_HINT)
+    authority = rest.partition("?")[0]
+    if driver != "sqlite" and (authority.count("@") > 1 or re.search(r":[^@/]*[/%?#][^@]*@", _encoded(rest))):
+        raise UsageError(
+            "the storage URL's password holds a character that a URL cannot hold as it is",
+            hint="percent-encode it: @ is %40, / is %2F, : is %3A, ? is %3F, % is %25",
+        )
+    try:
+        url = make_url(text).set(drivername=driver)
+    except (ArgumentError, ValueError) as error:
+        raise UsageError("the storage URL cannot be parsed", hint=_URL_HINT) from error
+    if driver == "sqlite" and not url.database:
+        raise UsageError("the storage URL names no file", hint=_URL_HINT)
+    return url
+
+
+def _encoded(rest: str) -> str:
+    return re.sub(r"%[0-9A-Fa-f]{2}", "", rest)
+
+
+def describe_url(url: URL) -> str:
+    """Return what may be shown of a URL: kind, host and database, never user or password."""
+    if url.drivername == "sqlite":
+        return str(url.database)
+    where = f"{url.host or 'localhost'}{f':{url.port}' if url.port else ''}"
+    return f"postgresql://{where}/{url.database or ''}"
+
+
+def open_engine(url: URL, *, read_only: bool = False) -> Engine:
+    """Return an engine on an existing or new database; nothing is connected yet.
+
+    A read-only engine never creates a file and cannot write.
+    """
+    if url.drivername != "sqlite":
+        return _postgresql(url, read_only=read_only)
+    path = Path(url.database or "")
+    target = f"file:{_quoted(path)}?mode={'ro' if read_only else 'rwc'}"
+    engine = create_engine(
+        URL.create("sqlite", database=target, query={"uri": "true"}),
+        connect_args={"timeout": _BUSY_TIMEOUT_SECONDS, "check_same_thread": False},
+    )
+
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: Any, record: Any) -> None:
+        connection.isolation_level = None  # we say BEGIN: the driver's own leaves DDL outside
+        if read_only:
+            connection.execute("PRAGMA query_only = ON")
+        else:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA foreign_keys = ON")
+
+    @event.listens_for(engine, "begin")
+    def on_begin(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _postgresql(url: URL, *, read_only: bool) -> Engine:
+    engine = create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": 10})
+    if read_only:
+
+        @event.listens_for(engine, "begin")
+        def on_begin(connection: Any) -> None:
+            connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+
+    return engine
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+
+
+@contextlib.contextmanager
+def store_errors(url: URL) -> Iterator[None]:
+    """Turn what a driver raises into one line that holds no password.
+
+    Raises:
+        StoreError: The database cannot be reached, is locked, or is full.
+    """
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise StoreError(*_explained(error, url)) from None
+    except OSError as error:
+        raise StoreError(f"{describe_url(url)} cannot be used: {os.strerror(error.errno or 0)}") from None
+
+
+def _explained(error: SQLAlchemyError, url: URL) -> tuple[str]:
+    if isinstance(error, NoSuchModuleError):
+        return (f"no driver is installed for {url.drivername}",)
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    text = " ".join(str(cause).split())
+    for secret in filter(None, (url.password, *map(str, url.query.values()))):
+        text = text.replace(str(secret), "***")
+    place = describe_url(url)
+    if "unable to open database file" in text:
+        return (f"{place} cannot be opened: is its folder there, and may it be written?",)
+    if "database is locked" in text:
+        return (f"{place} is locked by another program",)
+    if "disk is full" in text or "No space left" in text or "disk I/O error" in text:
+        return (f"{place} cannot be written: the disk is full, or its quota is used up ({text[:80]})",)
+    return (f"{place} cannot be used: {text[:300]}",)

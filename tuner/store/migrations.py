@@ -1,0 +1,144 @@
+"""Bringing a database to this version's schema: real transactions, one at a time, views last.
+
+SQLite: one transaction from BEGIN to COMMIT under a lock file. PostgreSQL: one transaction under
+an advisory lock. A view that stands on a table would break its change, so the views are dropped
+first and created last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from filelock import FileLock
+from sqlalchemy import Connection, Engine, inspect, text
+
+from tuner.errors import SchemaError
+from tuner.store.schema import VERSION_TABLE, VIEWS
+
+_ADVISORY_LOCK = 0x74756E6572  # "tuner": no other application is likely to take this number
+
+
+def upgrade(engine: Engine) -> bool:
+    """Create or upgrade our tables and views; return whether anything was done.
+
+    Raises:
+        SchemaError: The database is of a newer version, or our version table is foreign.
+    """
+    if is_current(engine):
+        return False
+    with _file_lock(engine), engine.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+        revision = _revision(connection)
+        if revision == head_revision():
+            return False
+        refuse_foreign(revision)
+        upgrade_connection(connection)
+    return True
+
+
+def upgrade_connection(connection: Connection) -> None:
+    """Run every outstanding revision in the connection's transaction."""
+    for view in reversed(VIEWS):
+        connection.execute(text(f"DROP VIEW IF EXISTS {view}"))
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+    for statement in VIEWS.values():
+        connection.execute(text(statement))
+
+
+def current_revision(engine: Engine) -> str | None:
+    """Return the revision a database is at; None before the first."""
+    with engine.connect() as connection:
+        return _revision(connection)
+
+
+def head_revision() -> str:
+    """Return the revision this version works with."""
+    head = ScriptDirectory.from_config(_config()).get_current_head()
+    assert head is not None
+    return head
+
+
+def is_current(engine: Engine) -> bool:
+    """Whether a database is at this version's revision."""
+    return current_revision(engine) == head_revision()
+
+
+def require_current(engine: Engine) -> None:
+    """Check that a database can be read as it is.
+
+    Raises:
+        SchemaError: It is older, newer, or holds no tables of ours; the message says which.
+    """
+    revision = current_revision(engine)
+    if revision == head_revision():
+        return
+    if revision is None:
+        raise SchemaError(
+            "the database holds no studies of tuner yet", hint="start one: tuner run studies/digits_cnn.py"
+        )
+    refuse_foreign(revision)
+    raise SchemaError(
+        f"the database is at schema {revision}, this version needs {head_revision()}", hint="run: tuner db upgrade"
+    )
+
+
+def refuse_foreign(revision: str | None) -> None:
+    """Check that a revision is one of ours.
+
+    Raises:
+        SchemaError: A newer version, or another application, wrote it.
+    """
+    if revision is None:
+        return
+    try:
+        known = ScriptDirectory.from_config(_config()).get_revision(revision) is not None
+    except CommandError:
+        known = False
+    if not known:
+        raise SchemaError(
+            f"the database's schema {revision} (table {VERSION_TABLE}) is unknown to this version",
+            hint="a newer version of vram-tuner, or another application, wrote it: upgrade, or use another database",
+        )
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+    heads = context.get_current_heads()
+    return heads[0] if heads else None
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_scripts()).replace("%", "%%"))
+    config.set_main_option("version_table", VERSION_TABLE)
+    return config
+
+
+def _scripts() -> Path:
+    """Return the folder of revisions: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    bundled = package / "_bundled" / "alembic"
+    return bundled if bundled.is_dir() else package.parent / "alembic"
+
+
+@contextlib.contextmanager
+def _file_lock(engine: Engine) -> Iterator[None]:
+    database = engine.url.database or ""
+    if engine.dialect.name != "sqlite":
+        yield
+        return
+    path = database.removeprefix("file:").partition("?")[0]
+    with FileLock(f"{path}.migration.lock"):
+        yield

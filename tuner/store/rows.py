@@ -1,0 +1,124 @@
+"""What the reader returns: frozen records, never rows of an ORM."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from tuner.records import Owner, Prediction, Record
+
+
+@dataclass(frozen=True)
+class StudyRecord(Record):
+    """A study and how far it is; the columns of `tuner_study`."""
+
+    id: int
+    name: str
+    workload: str
+    workload_reference: str
+    workload_digest: str
+    target: str
+    device_name: str | None
+    budget_bytes: int
+    metric: str
+    direction: str
+    single: bool
+    seed: int | None
+    context_bytes: int | None
+    settings: dict[str, Any]
+    created_at: datetime
+    tuner_version: str
+    owner: Owner | None
+    owner_seen_at: datetime | None
+    stop_reason: str | None
+
+    @property
+    def maximize(self) -> bool:
+        """Whether more of the metric is better."""
+        return self.direction == "maximize"
+
+
+@dataclass(frozen=True)
+class TrialRecord(Record):
+    """A trial; the columns of `tuner_trial`. `outcome` is `running` while it has none."""
+
+    id: int
+    study_id: int
+    number: int
+    repeats: int | None
+    audit: bool
+    params: dict[str, Any]
+    verdict: str | None
+    fits_probability: float | None
+    predicted_bytes: int | None
+    predicted_low_bytes: int | None
+    predicted_high_bytes: int | None
+    predicted_allocated_bytes: int | None
+    reservation_bytes: int | None
+    outcome: str
+    value: float | None
+    peak_bytes: int | None
+    peak_source: str | None
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    baseline_bytes: int | None
+    phases: dict[str, int]
+    metrics: dict[str, float]
+    reason: str | None
+    failure: dict[str, Any] | None
+    seed: int | None
+    environment: dict[str, Any]
+    warnings: list[str]
+    run_folder: str | None
+    checkpoint: str | None
+    asked_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    seconds: float | None
+    prediction_seconds: float | None
+    prediction: Prediction | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the trial has no outcome yet."""
+        return self.outcome == "running"
+
+
+@dataclass(frozen=True)
+class MetricRecord(Record):
+    """One metric at the end of one epoch."""
+
+    epoch: int
+    name: str
+    value: float | None
+    seconds: float | None
+    peak_bytes: int | None
+
+
+_NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
+def to_storable(value: Any) -> Any:
+    """Return a value as JSON columns hold it: plain numbers, non-finite ones as text."""
+    if isinstance(value, dict):
+        return {str(key): to_storable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_storable(item) for item in value]
+    if isinstance(value, (str, bool, int)) or value is None:
+        return value
+    if hasattr(value, "item"):  # a number from NumPy or a tensor of one element
+        return to_storable(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return str(value)
+
+
+def from_storable(value: Any) -> Any:
+    """Return what `to_storable` was given, for numbers and dictionaries of them."""
+    if isinstance(value, dict):
+        return {key: from_storable(item) for key, item in value.items()}
+    if isinstance(value, str):
+        return _NON_FINITE.get(value, value)
+    return value

@@ -1,0 +1,156 @@
+"""Our tables, beside Optuna's in the same database and prefixed `tuner_`.
+
+Tables are singular, the views that people query are plural. The comment of each column is its
+documentation. Non-finite numbers inside JSON columns are written as the strings "inf", "-inf" and
+"nan", since PostgreSQL's JSON has no such numbers.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Double,
+    ForeignKey,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+NAME_LIMIT = 512  # characters in a study's name: what Optuna's own table holds
+VERSION_TABLE = "tuner_alembic_version"
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(column_0_label)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+def _owner() -> list[Column[str] | Column[int]]:
+    return [
+        Column("owner_host", String(255), comment="host of the driver that holds the row, or NULL"),
+        Column("owner_boot_id", String(64), comment="boot of that host: a pid is unique within one"),
+        Column("owner_pid", Integer, comment="the driver's process"),
+        Column("owner_started", String(32), comment="its start, in clock ticks since boot"),
+    ]
+
+
+study = Table(
+    "tuner_study",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("name", String(NAME_LIMIT), nullable=False, unique=True, comment="also the Optuna study's name"),
+    Column("workload", Text, nullable=False, comment="identity: file or module, and class"),
+    Column("workload_reference", Text, nullable=False, comment="where the driver loaded it from"),
+    Column("workload_digest", String(64), nullable=False, comment="SHA-256 of the study file at creation"),
+    Column("target", String(64), nullable=False, comment="what predictions are for: cpu, cuda:0, a100-40gb"),
+    Column("device_name", Text, comment="the device trials run on, as it names itself"),
+    Column("budget_bytes", BigInteger, nullable=False, comment="device bytes one trial may take"),
+    Column("metric", Text, nullable=False, comment="the objective's metric"),
+    Column("direction", String(8), nullable=False, comment="maximize or minimize"),
+    Column("single", Boolean, nullable=False, comment="true: one objective, memory is a constraint only"),
+    Column("seed", BigInteger, comment="seed of sampler and trials, or NULL"),
+    Column("context_bytes", BigInteger, comment="device bytes of a trial before its first tensor"),
+    Column("settings", JSON, nullable=False, comment="resolved settings, each with its origin"),
+    Column("created_at", DateTime(timezone=True), nullable=False, comment="UTC"),
+    Column("tuner_version", String(32), nullable=False, comment="version that created the study"),
+    *_owner(),
+    Column("owner_seen_at", DateTime(timezone=True), comment="last sign of life of the owner, UTC"),
+    Column("stop_reason", Text, comment="set by `tuner stop`: the driver ends after the running trial"),
+)
+
+trial = Table(
+    "tuner_trial",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("study_id", ForeignKey(study.c.id, ondelete="CASCADE"), nullable=False, index=True),
+    Column("number", Integer, nullable=False, comment="the Optuna trial's number, from 0"),
+    Column("repeats", Integer, comment="number of the trial whose params this one runs again (interrupted, or audited)"),
+    Column("audit", Boolean, nullable=False, comment="true: predicted not to fit, launched to check that"),
+    Column("params", JSON, nullable=False, comment="the configuration"),
+    Column("verdict", String(8), comment="launch, try or prune"),
+    Column("fits_probability", Double, comment="P(required bytes <= budget)"),
+    Column("predicted_bytes", BigInteger, comment="predicted device bytes, expected"),
+    Column("predicted_low_bytes", BigInteger, comment="the same, 2.5 % quantile"),
+    Column("predicted_high_bytes", BigInteger, comment="the same, 97.5 % quantile"),
+    Column("predicted_allocated_bytes", BigInteger, comment="predicted peak of the allocator's live blocks"),
+    Column("prediction", JSON, comment="the whole prediction, as `tuner predict -f json` prints it"),
+    Column("reservation_bytes", BigInteger, comment="the cap the trial ran under"),
+    Column("outcome", String(32), comment="NULL while it runs"),
+    Column("value", Double, comment="best value of the objective's metric"),
+    Column("peak_bytes", BigInteger, comment="measured peak device bytes"),
+    Column("peak_source", String(64), comment="where peak_bytes comes from"),
+    Column("allocated_bytes", BigInteger, comment="measured peak of the allocator's live blocks"),
+    Column("reserved_bytes", BigInteger, comment="measured peak of the allocator's segments; CUDA only"),
+    Column("baseline_bytes", BigInteger, comment="device bytes after the warm-up"),
+    Column("phases", JSON, comment="measured peak device bytes by phase"),
+    Column("metrics", JSON, comment="all metrics of the best epoch"),
+    Column("reason", Text, comment="why it did not complete"),
+    Column("failure", JSON, comment="evidence: phase, requested, allocated, reserved, free, traceback"),
+    Column("seed", BigInteger, comment="seed of the trial"),
+    Column("environment", JSON, comment="versions, threads, device"),
+    Column("warnings", JSON, comment="what the process noticed"),
+    Column("run_folder", Text, comment="where request, events, report and log lie"),
+    Column("checkpoint", Text, comment="file in the run folder with the best weights"),
+    Column("asked_at", DateTime(timezone=True), nullable=False, comment="UTC"),
+    Column("started_at", DateTime(timezone=True), comment="launch, UTC"),
+    Column("ended_at", DateTime(timezone=True), comment="UTC"),
+    Column("seconds", Double, comment="from launch to end"),
+    Column("prediction_seconds", Double, comment="how long the prediction took"),
+    *_owner(),
+    UniqueConstraint("study_id", "number"),
+)
+
+metric = Table(
+    "tuner_metric",
+    metadata,
+    Column("trial_id", ForeignKey(trial.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("epoch", Integer, primary_key=True, comment="from 1"),
+    Column("name", String(255), primary_key=True),
+    Column("value", Double, comment="NULL for NaN"),
+    Column("seconds", Double, comment="since the start of training"),
+    Column("peak_bytes", BigInteger, comment="peak device bytes so far"),
+)
+
+# A front's point needs a finite value: ±inf and NaN cannot be compared with memory. NaN is larger
+# than every number to PostgreSQL and NULL to SQLite, so that the bound leaves it out on both.
+_FINITE = "abs(value) <= 1.7976931348623157e308"
+
+VIEWS = {
+    "tuner_trials": """
+CREATE VIEW tuner_trials AS
+SELECT s.name AS study, t.number, coalesce(t.outcome, 'running') AS outcome, t.value, s.metric,
+       s.direction, t.peak_bytes, t.predicted_bytes, t.predicted_low_bytes, t.predicted_high_bytes,
+       t.allocated_bytes, t.predicted_allocated_bytes, t.reserved_bytes, t.baseline_bytes,
+       s.budget_bytes, t.verdict, t.fits_probability, t.audit, t.params, t.metrics, t.reason,
+       t.seconds, t.prediction_seconds, t.asked_at, t.started_at, t.ended_at, t.run_folder, t.id AS trial_id,
+       s.id AS study_id
+FROM tuner_trial t JOIN tuner_study s ON s.id = t.study_id""",
+    "tuner_pareto": f"""
+CREATE VIEW tuner_pareto AS
+SELECT study, number, value, metric, direction, peak_bytes, budget_bytes, params, trial_id, study_id
+FROM (
+    SELECT feasible.*,
+           max(score) OVER (PARTITION BY study_id ORDER BY peak_bytes
+               RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS best_up_to_here,
+           max(score) OVER (PARTITION BY study_id ORDER BY peak_bytes
+               RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW EXCLUDE GROUP) AS best_below
+    FROM (
+        SELECT t.*, CASE WHEN direction = 'maximize' THEN value ELSE -value END AS score
+        FROM tuner_trials t
+        WHERE outcome = 'completed' AND peak_bytes <= budget_bytes AND {_FINITE}
+    ) feasible
+) ranked
+WHERE score = best_up_to_here AND (best_below IS NULL OR score > best_below)""",
+}
