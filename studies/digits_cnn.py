@@ -51,7 +51,7 @@ class DigitsCNN(Workload):
         return {
             "width": trial.suggest_int("width", 8, 64, step=8),
             "depth": trial.suggest_int("depth", 1, 6),
-            "batch_size": trial.suggest_categorical("batch_size", [64, 128, 256, 512, 1024]),
+            "batch_size": trial.suggest_categorical("batch_size", [64, 256, 1024, TRAIN_IMAGES]),
             "optimizer": trial.suggest_categorical("optimizer", list(OPTIMIZERS)),
             "learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-1, log=True),
         }

@@ -69,8 +69,10 @@ def command(study: str, as_json: bool, **flags: Any) -> None:  # noqa: FBT001 - 
     interruption: Interrupted | None = None
     with _signals(stopper), open_session(plan) as session:
         recovered = recover(session)
-        with make_observer(session, goal, as_json=as_json, recovered=recovered) as observer:
-            launcher = LocalLauncher(plan.place.visible_device)
+        with (
+            LocalLauncher(plan.runs_dir, plan.loaded.reference, plan.place.visible_device) as launcher,
+            make_observer(session, goal, as_json=as_json, recovered=recovered) as observer,
+        ):
             try:
                 StudyLoop(session, launcher, observer, goal, stopper).run()
             except Interrupted as error:

@@ -1,4 +1,8 @@
-"""The process that trains one trial: `python -m tuner.execution.worker RUN_FOLDER`.
+"""The process that trains one trial: `python -m tuner.execution.worker CHANNEL [STUDY]`.
+
+It imports PyTorch (and the study, where one is named) first and then reads the path of its run
+folder from the file descriptor CHANNEL, so that the driver can have a process ready while another
+trial runs. One process, one trial.
 
 Runs with nothing but PyTorch, nvidia-ml-py and the standard library (and what the study imports).
 A failure of the workload is a result, written to `report.json`; exit code 0 means that a report
@@ -7,6 +11,7 @@ was written.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import platform
@@ -14,7 +19,6 @@ import random
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +33,18 @@ from tuner.warmup import warm_up
 from tuner.workload import Workload, load_workload
 
 
-def main(path: str) -> None:
-    """Run the trial that a run folder describes, and report."""
+def main(channel: int, study: str | None) -> None:
+    """Wait for a run folder, run the trial that it describes, and report."""
     import torch
+    import torch._dynamo  # every optimizer imports it, which takes a second
 
+    if study is not None:
+        with contextlib.suppress(Exception):  # the trial loads it again, and reports what is wrong
+            load_workload(study)
+    with os.fdopen(channel, encoding="utf-8") as paths:
+        path = paths.readline().rstrip("\n")
+    if not path:
+        return  # the driver needs no further trial
     folder = RunFolder(Path(path))
     request = folder.read_request()
     started = time.monotonic()
@@ -152,7 +164,7 @@ class _Trial:
         return TrialResult(**{**vars(result), "peaks": peaks, "warnings": warnings})
 
 
-@contextmanager
+@contextlib.contextmanager
 def _kept_quiet() -> Iterator[None]:
     """Do something extra without a trace in the random state."""
     import torch
@@ -188,4 +200,7 @@ def _environment(request: Request) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the report is written; taking PyTorch apart would only take time

@@ -55,7 +55,7 @@ class Calibration(Record):
     def prior(cls, target_kind: str) -> Self:
         """Return what is assumed before anything was measured."""
         if target_kind == "cpu":
-            return cls(16 * MIB, 1.0, 0.03, 10 * MIB, 1.0, 0)
+            return cls(12 * MIB, 1.0, 0.02, 6 * MIB, 1.0, 0)
         return cls(0, 1.0, 0.05, 0, 1.0, 0)
 
     def updated(self, measured: Sequence[Measured]) -> Calibration:

@@ -13,9 +13,15 @@ from typing import Any
 from tuner.errors import TunerError
 from tuner.memory.prediction import Estimate, untraceable
 from tuner.processes import Child
+from tuner.units import MIB
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
-CHILD_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "KINETO_LOG_LEVEL": "99", "MALLOC_MMAP_THRESHOLD_": "65536"}
+# The same heap settings as a trial on a CPU has (execution/launcher.py): the context is read here.
+CHILD_ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "MALLOC_MMAP_THRESHOLD_": str(MIB),
+    "MALLOC_TRIM_THRESHOLD_": str(4 * MIB),
+}
 
 
 class PredictorError(TunerError):
@@ -50,6 +56,7 @@ class Predictor:
         self._known: dict[str, Estimate] = {}
 
     def __enter__(self) -> Predictor:
+        self._start()  # its imports take seconds, in which the driver has other things to do
         return self
 
     def __exit__(self, *exc_info: object) -> None:

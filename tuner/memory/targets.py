@@ -54,7 +54,7 @@ def resolve_target(name: str) -> Target:
     """
     lowered = name.lower()
     if lowered == "cpu":
-        return Target("cpu", "cpu", None, host_memory_bytes(), None, 8 * MIB, 0, "measured per study")
+        return Target("cpu", "cpu", None, host_memory_bytes(), None, 4 * MIB, 0, "measured per study")
     profiles = _profiles()
     if match := re.fullmatch(r"cuda(?::(\d+))?", lowered):
         profile, index = profiles["generic"], int(match[1] or 0)

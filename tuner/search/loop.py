@@ -204,6 +204,7 @@ class StudyLoop:
             request,
             timeout_seconds=self._goal.trial_timeout_seconds,
             should_stop=self._should_stop_trial,
+            more_to_come=self._launched + 1 < self._goal.trials,
         )
 
     def _tell(self, number: int, result: TrialResult, prediction: Prediction) -> None:

@@ -134,7 +134,7 @@ def sampler_for(seed: int | None, number: int) -> optuna.samplers.BaseSampler:
     """
     derived = None if seed is None else derived_seed(seed, number)
     return optuna.samplers.TPESampler(
-        multivariate=True, group=True, seed=derived, warn_independent_sampling=False
+        multivariate=True, group=True, seed=derived
     )
 
 
