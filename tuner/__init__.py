@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tuner.memory.gate import MemoryGate as MemoryGate
-    from tuner.memory.gate import predict_peak as predict_peak
+    from tuner.search.gate import MemoryGate as MemoryGate
+    from tuner.memory.peak import predict_peak as predict_peak
     from tuner.records import Prediction as Prediction
     from tuner.workload import Loaders as Loaders
     from tuner.workload import Maximize as Maximize
@@ -22,8 +22,8 @@ _HOMES = {
     "Maximize": "tuner.workload",
     "Minimize": "tuner.workload",
     "Prediction": "tuner.records",
-    "MemoryGate": "tuner.memory.gate",
-    "predict_peak": "tuner.memory.gate",
+    "MemoryGate": "tuner.search.gate",
+    "predict_peak": "tuner.memory.peak",
 }
 __all__ = ["Loaders", "Maximize", "MemoryGate", "Minimize", "Prediction", "Workload", "predict_peak"]
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tuner.memory.allocator import ROUNDING, SEGMENT_ROUNDING, CachingAllocator, OutOfMemory, round_up
 from tuner.memory.calibration import Calibration
 from tuner.memory.targets import Target
-from tuner.records import Band, LargeTensor, PeakAt, Prediction, Record, Verdict
+from tuner.records import CATEGORIES, Band, LargeTensor, PeakAt, Prediction, Record, Verdict
 
 if TYPE_CHECKING:
     from tuner.memory.recorder import Block
@@ -147,10 +147,9 @@ def predict(
     if budget_bytes is not None:
         spread = max(1.0, (required.high - required.low) / (2 * _NORMAL.inv_cdf(0.975)))
         fits_probability = _NORMAL.cdf((budget_bytes - required.expected) / spread)
-    categories = {**found.categories, "context": context_bytes}
-    unexplained = device.expected - sum(categories.values())
-    if unexplained > 0:  # fragmentation, and what calibration adds
-        categories["workspace"] = categories.get("workspace", 0) + unexplained
+    categories = {**dict.fromkeys(CATEGORIES, 0), **found.categories, "context": context_bytes}
+    # Fragmentation, and what calibration adds: so that the categories add up to what is expected.
+    categories["workspace"] += max(0, device.expected - sum(categories.values()))
     return Prediction(
         allocated_bytes=found.allocated_bytes,
         reserved_bytes=found.reserved_bytes,
