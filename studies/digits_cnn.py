@@ -49,7 +49,7 @@ class DigitsCNN(Workload):
 
     def suggest(self, trial: Any) -> dict[str, Any]:
         return {
-            "width": trial.suggest_int("width", 8, 64, step=8),
+            "width": trial.suggest_int("width", 8, 96, step=8),
             "depth": trial.suggest_int("depth", 1, 6),
             "batch_size": trial.suggest_categorical("batch_size", [64, 256, 1024, TRAIN_IMAGES]),
             "optimizer": trial.suggest_categorical("optimizer", list(OPTIMIZERS)),

@@ -24,7 +24,7 @@ def command(storage: str | None, dry_run: bool, **flags: Any) -> None:  # noqa: 
     Folders that do not look like ours (no request.json) are left alone, and so are the folders of
     studies that are in the database.
     """
-    from tuner.cli.writing import writing
+    from tuner.store.opening import writing
     from tuner.search.checkpoints import prune_checkpoints
 
     value = {n: s.value for n, s in resolve(flags, ["runs_dir", "keep_checkpoints"]).items()}

@@ -14,7 +14,7 @@ from tuner.errors import StudyBusy
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def command(name: str, storage: str | None, yes: bool) -> None:  # noqa: FBT001 - click passes flags so
     """Delete study NAME with its trials, here and on Optuna's side. Run folders stay (tuner clean)."""
-    from tuner.cli.writing import writing
+    from tuner.store.opening import writing
     from tuner.processes import is_alive
     from tuner.search.optuna_study import delete_study
 

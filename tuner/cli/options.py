@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -48,16 +48,8 @@ def storage_url(storage: str | None) -> URL:
     return parse_url(resolve({"storage": storage}, ["storage"])["storage"].value)
 
 
-@contextmanager
-def reading(storage: str | None) -> Iterator[Reader]:
-    """Open the database for reading while the body runs; errors become one line."""
-    from tuner.search.session import open_reader
-    from tuner.store.engine import store_errors
+def reading(storage: str | None) -> AbstractContextManager[Reader]:
+    """Open the database that the flag or the settings name, for reading."""
+    from tuner.store import opening
 
-    url = storage_url(storage)
-    with store_errors(url):
-        reader, engine = open_reader(url)
-        try:
-            yield reader
-        finally:
-            engine.dispose()
+    return opening.reading(storage_url(storage))

@@ -12,7 +12,7 @@ from tuner.cli.options import storage_option, storage_url
 @storage_option
 def command(name: str, storage: str | None) -> None:
     """Ask the driver of study NAME to end after the trial that runs now."""
-    from tuner.cli.writing import writing
+    from tuner.store.opening import writing
 
     with writing(storage_url(storage)) as (reader, writer):
         study = reader.study(name)

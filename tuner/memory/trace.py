@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from tuner.errors import TunerError, Untraceable
 from tuner.memory.cpu_rules import OperatorProbe
+from tuner.memory.cuda_rules import cuda_rules
 from tuner.memory.fakes import FakeWorld
 from tuner.memory.recorder import Block, NeedsRealValues, Recorder, _user_place
 from tuner.steps import (
@@ -89,7 +90,7 @@ def trace_workload(
                     recorder.pass_through_peak(kept * more, "kept between evaluation steps")
         return growth
 
-    return _traced(program, probe)
+    return _traced(program, device, probe)
 
 
 def trace_build(
@@ -111,13 +112,16 @@ def trace_build(
         with _observed(recorder, state):
             return _train(recorder, state, [None], lambda _: step(), steps=steps)
 
-    return _traced(program, probe)
+    return _traced(program, device, probe)
 
 
-def _traced(program: Callable[[FakeWorld, Recorder], int], probe: OperatorProbe | None) -> Trace:
+def _traced(
+    program: Callable[[FakeWorld, Recorder], int], device: str, probe: OperatorProbe | None
+) -> Trace:
     recorder = Recorder(probe)
+    rules = cuda_rules() if device == "cuda" else contextlib.nullcontext()
     try:
-        with FakeWorld() as world, recorder:
+        with rules, FakeWorld() as world, recorder:
             growth_bytes = program(world, recorder)
     except TunerError:
         raise

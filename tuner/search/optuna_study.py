@@ -25,6 +25,7 @@ from tuner.records import Outcome
 MEMORY = "memory"
 REPEATS = "tuner_repeats"  # user attribute: number of the trial whose params are run again
 AUDIT = "tuner_audit"  # user attribute: predicted not to fit, launched to check that
+_RANDOM_TRIALS = 10
 _SMALLEST_EXCESS = 1e-6  # a constraint that is violated is above zero, whatever was measured
 _TOLD_AS_PRUNED = frozenset({Outcome.PRUNED_MEMORY, Outcome.OUT_OF_MEMORY, Outcome.PRUNED_METRIC})
 _TOLD_WITH_CONSTRAINT = _TOLD_AS_PRUNED | {Outcome.COMPLETED}
@@ -57,7 +58,9 @@ class OptunaStudy:
 
     def ask(self) -> optuna.Trial:
         """Return a new trial to suggest params for; queued params come first."""
-        self._study.sampler = sampler_for(self._seed, len(self._study.get_trials(deepcopy=False)))
+        trials = self._study.get_trials(deepcopy=False)
+        pruned = sum(1 for trial in trials if trial.state is TrialState.PRUNED)
+        self._study.sampler = sampler_for(self._seed, len(trials), pruned)
         return self._study.ask()
 
     def enqueue_again(self, number: int, *, audit: bool = False) -> None:

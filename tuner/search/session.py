@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import URL, Engine
+from sqlalchemy import URL
 
 import tuner
-from tuner.errors import SchemaError, UsageError
+from tuner.errors import UsageError
 from tuner.memory.predictor import Predictor
 from tuner.processes import this_process
 from tuner.records import Owner
@@ -25,7 +25,7 @@ from tuner.search.optuna_study import OptunaStudy
 from tuner.settings import Setting
 from tuner.stand_in import configuration
 from tuner.store import migrations
-from tuner.store.engine import describe_url, open_engine, parse_url, store_errors
+from tuner.store.engine import open_engine, parse_url, store_errors
 from tuner.store.reader import Reader
 from tuner.store.rows import StudyRecord
 from tuner.store.schema import NAME_LIMIT
@@ -140,20 +140,6 @@ def open_session(plan: Plan) -> Iterator[Session]:
         finally:
             writer.release_study(study_id)
             engine.dispose()
-
-
-def open_reader(url: URL) -> tuple[Reader, Engine]:
-    """Return a reader of an existing, current database.
-
-    Raises:
-        StoreError: There is no such database, or its schema is not this version's.
-    """
-    if url.drivername == "sqlite" and not Path(url.database or "").exists():
-        raise SchemaError(f"there is no database {describe_url(url)} yet", hint="start a study with: tuner run")
-    engine = open_engine(url, read_only=True)
-    with store_errors(url):
-        migrations.require_current(engine)
-    return Reader(engine), engine
 
 
 def _predictor(plan: Plan) -> Predictor:

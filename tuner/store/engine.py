@@ -61,10 +61,13 @@ def describe_url(url: URL) -> str:
     return f"postgresql://{where}/{url.database or ''}"
 
 
-def open_engine(url: URL, *, read_only: bool = False) -> Engine:
+def open_engine(url: URL, *, read_only: bool = False, busy_timeout_seconds: float | None = None) -> Engine:
     """Return an engine on an existing or new database; nothing is connected yet.
 
-    A read-only engine never creates a file and cannot write.
+    Args:
+        url: As `parse_url` returns it.
+        read_only: Never create a file, never write.
+        busy_timeout_seconds: How long to wait for another program's lock on SQLite.
     """
     if url.drivername != "sqlite":
         return _postgresql(url, read_only=read_only)
@@ -72,7 +75,7 @@ def open_engine(url: URL, *, read_only: bool = False) -> Engine:
     target = f"file:{_quoted(path)}?mode={'ro' if read_only else 'rwc'}"
     engine = create_engine(
         URL.create("sqlite", database=target, query={"uri": "true"}),
-        connect_args={"timeout": _BUSY_TIMEOUT_SECONDS, "check_same_thread": False},
+        connect_args={"timeout": busy_timeout_seconds or _BUSY_TIMEOUT_SECONDS, "check_same_thread": False},
     )
 
     @event.listens_for(engine, "connect")

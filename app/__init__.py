@@ -1,0 +1,1 @@
+"""The app: reads the database, never writes, never imports PyTorch or Optuna."""

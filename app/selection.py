@@ -1,0 +1,42 @@
+"""What is selected: kept in the address, so that a view can be shared."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from app.loaders import Database, load_studies
+from tuner.store.rows import StudyRecord
+
+
+def choose_study(database: Database) -> StudyRecord | None:
+    """Let the user choose a study; return it, or None when there is none."""
+    studies = load_studies(database)
+    if not studies:
+        st.info(f"There are no studies in {database.place} yet.")
+        st.caption("start one: tuner run studies/digits_cnn.py")
+        return None
+    names = [study.name for study in studies]
+    wanted = st.query_params.get("study", st.session_state.get("study_name", names[0]))
+    if wanted not in names:
+        st.warning("There is no study of that name here; showing the newest one.")
+        wanted = names[0]
+    name = st.sidebar.selectbox("Study", names, index=names.index(wanted), key="study_choice")
+    st.session_state["study_name"] = name
+    st.query_params["study"] = name
+    st.sidebar.caption(f"database: {database.place}")
+    return next(study for study in studies if study.name == name)
+
+
+def chosen() -> tuple[Database, StudyRecord]:
+    """Return the database and study of this run of the script."""
+    return st.session_state["database"], st.session_state["study"]
+
+
+def wanted_number(numbers: list[int]) -> int:
+    """Return the trial number in the address if it is one of `numbers`, else the first."""
+    text = st.query_params.get("trial", "")
+    if text.isdecimal() and int(text) in numbers:
+        return int(text)
+    if text:
+        st.warning("There is no trial of that number in this study.")
+    return numbers[0]
