@@ -128,16 +128,17 @@ def delete_study(url: URL, name: str) -> None:
         optuna.delete_study(study_name=name, storage=open_storage(url))
 
 
-def sampler_for(seed: int | None, number: int) -> optuna.samplers.BaseSampler:
+def sampler_for(seed: int | None, number: int, pruned: int) -> optuna.samplers.BaseSampler:
     """Return the sampler of one trial.
 
     With a seed it is derived from the trial's number, so that a resumed study draws as an
     uninterrupted one. Multivariate, since memory depends on products of params; grouped, since
-    spaces are conditional.
+    spaces are conditional. TPE counts pruned trials into its random phase, which would end it with
+    little known that fits: the phase is longer by them.
     """
     derived = None if seed is None else derived_seed(seed, number)
     return optuna.samplers.TPESampler(
-        multivariate=True, group=True, seed=derived
+        n_startup_trials=_RANDOM_TRIALS + pruned, multivariate=True, group=True, seed=derived
     )
 
 
