@@ -1,0 +1,73 @@
+"""How close traces come to real runs on the CPU's own allocator, and how long they take.
+
+Baseline: `torch.profiler`'s memory events over three real steps (every allocation of the CPU
+allocator). Run as: python benchmarks/memory_accuracy.py [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.zoo import ZOO, Build
+
+from tuner.memory.cpu_rules import OperatorProbe
+from tuner.memory.prediction import estimate
+from tuner.memory.targets import resolve_target
+from tuner.memory.trace import trace_build
+from tuner.profiling import profiled_peak
+
+STEPS = 3
+
+
+def real_peak(build: Build) -> int:
+    """Return the allocator's true peak over building and three steps, in bytes."""
+    torch.manual_seed(0)
+    with profiled_peak() as peak:
+        step = build(torch.device("cpu"))
+        for _ in range(STEPS):
+            step()
+    return peak.bytes
+
+
+def traced_peak(build: Build, probe: OperatorProbe) -> int:
+    """Return the predicted peak of the same, in bytes."""
+    found = estimate(trace_build(build, steps=STEPS, probe=probe), resolve_target("cpu"))
+    assert found.allocated_bytes is not None
+    return found.allocated_bytes
+
+
+def main() -> None:
+    """Print the table and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    probe, rows = OperatorProbe(), []
+    print(f"{'model':<26}{'real MiB':>10}{'traced MiB':>12}{'error %':>9}{'first s':>9}{'again s':>9}")
+    for name, build in ZOO.items():
+        row: dict[str, Any] = {"model": name, "real_bytes": real_peak(build)}
+        for key in ("first_seconds", "again_seconds"):
+            start = time.perf_counter()
+            row["traced_bytes"] = traced_peak(build, probe)
+            row[key] = time.perf_counter() - start
+        row["error"] = row["traced_bytes"] / row["real_bytes"] - 1
+        rows.append(row)
+        print(
+            f"{name:<26}{row['real_bytes'] / 2**20:>10.2f}{row['traced_bytes'] / 2**20:>12.2f}"
+            f"{row['error']:>9.3%}{row['first_seconds']:>9.2f}{row['again_seconds']:>9.2f}"
+        )
+    errors = [abs(row["error"]) for row in rows]
+    seconds = statistics.median(row["again_seconds"] for row in rows)
+    print(f"median |error| {statistics.median(errors):.3%}, worst {max(errors):.3%}, median {seconds:.2f} s a trace")
+    if arguments.json is not None:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
