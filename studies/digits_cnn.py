@@ -33,10 +33,10 @@ def block(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(inputs, inputs, kernel_size=3, padding=1, groups=inputs, bias=False),
         nn.BatchNorm2d(inputs),
-        nn.ReLU(),
+        nn.SiLU(),
         nn.Conv2d(inputs, outputs, kernel_size=1, bias=False),
         nn.BatchNorm2d(outputs),
-        nn.ReLU(),
+        nn.SiLU(),
     )
 
 
@@ -49,9 +49,9 @@ class DigitsCNN(Workload):
 
     def suggest(self, trial: Any) -> dict[str, Any]:
         return {
-            "width": trial.suggest_int("width", 8, 96, step=8),
+            "width": trial.suggest_int("width", 16, 96, step=16),
             "depth": trial.suggest_int("depth", 1, 6),
-            "batch_size": trial.suggest_categorical("batch_size", [64, 256, 1024, TRAIN_IMAGES]),
+            "batch_size": trial.suggest_categorical("batch_size", [64, 512, 1024, TRAIN_IMAGES]),
             "optimizer": trial.suggest_categorical("optimizer", list(OPTIMIZERS)),
             "learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-1, log=True),
         }

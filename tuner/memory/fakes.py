@@ -16,6 +16,7 @@ import contextlib
 import copy
 import random
 import sys
+import types
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -91,8 +92,8 @@ class FakeWorld:
     def to_fake(self, value: Any) -> Any:
         """Return `value` with every real tensor in it replaced, shared references kept.
 
-        Modules, optimizers and containers are copied; parameters stay parameters, and one
-        tensor that is referenced twice becomes one fake.
+        Modules, optimizers, containers and what functions close over are copied; parameters stay
+        parameters, and one tensor that is referenced twice becomes one fake.
         """
         fakes: dict[int, torch.Tensor] = {}
 
@@ -109,14 +110,12 @@ class FakeWorld:
                 memo[id(tensor)] = fake
             return fakes[id(tensor)]
 
-        tensor_deepcopy, parameter_deepcopy = torch.Tensor.__deepcopy__, torch.nn.Parameter.__deepcopy__
-        torch.Tensor.__deepcopy__ = fake_of  # type: ignore[method-assign]
-        torch.nn.Parameter.__deepcopy__ = fake_of  # type: ignore[method-assign]
-        try:
+        with (
+            _replaced(torch.Tensor, "__deepcopy__", fake_of),
+            _replaced(torch.nn.Parameter, "__deepcopy__", fake_of),
+            _functions_copied_with_their_closures(),
+        ):
             return copy.deepcopy(value)
-        finally:
-            torch.Tensor.__deepcopy__ = tensor_deepcopy  # type: ignore[method-assign]
-            torch.nn.Parameter.__deepcopy__ = parameter_deepcopy  # type: ignore[method-assign]
 
     def batch_to_fake(self, batch: Any) -> Any:
         """Return a batch (any nesting of containers) with its real tensors made fake."""
@@ -127,6 +126,50 @@ class FakeWorld:
             return leaf
 
         return tree_map(fake, batch)
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+@contextlib.contextmanager
+def _functions_copied_with_their_closures() -> Iterator[None]:
+    """Let `copy.deepcopy` copy what a function closes over; it shares functions otherwise."""
+    dispatch: dict[type, Any] = copy._deepcopy_dispatch  # type: ignore[attr-defined]
+    original = dispatch[types.FunctionType]
+    dispatch[types.FunctionType] = _copied_function
+    try:
+        yield
+    finally:
+        dispatch[types.FunctionType] = original
+
+
+def _copied_function(function: types.FunctionType, memo: dict[int, Any]) -> types.FunctionType:
+    if function.__closure__ is None:
+        return function
+    cells = tuple(types.CellType() for _ in function.__closure__)
+    copied = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, cells
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    memo[id(function)] = copied
+    for cell, original in zip(cells, function.__closure__, strict=True):
+        with contextlib.suppress(ValueError):  # a cell may be empty still
+            cell.cell_contents = _copied_or_shared(original.cell_contents, memo)
+    return copied
+
+
+def _copied_or_shared(value: Any, memo: dict[int, Any]) -> Any:
+    try:
+        return copy.deepcopy(value, memo)
+    except TypeError:  # a lock, a generator, a module: nothing with tensors that could be copied
+        return value
 
 
 @contextlib.contextmanager
@@ -146,16 +189,12 @@ def _restored_random_state() -> Iterator[None]:
 @contextlib.contextmanager
 def _modules_convert_plainly() -> Iterator[None]:
     """Let `module.to(...)` replace parameters: the usual way swaps them, which fakes refuse."""
-    original = torch.nn.Module._apply
 
     def apply(module: torch.nn.Module, convert: Any, recurse: bool = True) -> torch.nn.Module:
         return _apply_plainly(module, convert, {})
 
-    torch.nn.Module._apply = apply  # type: ignore[method-assign,assignment]
-    try:
+    with _replaced(torch.nn.Module, "_apply", apply):
         yield
-    finally:
-        torch.nn.Module._apply = original  # type: ignore[method-assign]
 
 
 def _apply_plainly(module: torch.nn.Module, convert: Any, done: dict[int, Any]) -> torch.nn.Module:
@@ -198,11 +237,7 @@ def _no_op_initialisers() -> Iterator[None]:
     def untouched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return tensor
 
-    originals = {name: getattr(torch.nn.init, name) for name in _INITIALISERS}
-    try:
+    with contextlib.ExitStack() as stack:
         for name in _INITIALISERS:
-            setattr(torch.nn.init, name, untouched)
+            stack.enter_context(_replaced(torch.nn.init, name, untouched))
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(torch.nn.init, name, original)

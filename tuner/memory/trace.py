@@ -76,7 +76,7 @@ def trace_workload(
     """
 
     def program(world: FakeWorld, recorder: Recorder) -> int:
-        state = _setup(world, recorder, lambda: workload.setup(params, torch.device(device)))
+        state = _setup(world, recorder, lambda: workload.setup(params, torch.device(device)), lambda state: state)
         batches = _batches(world, recorder, lambda: workload.example_batch(params, torch.device(device)))
         with _observed(recorder, state):
             set_training(state, True)
@@ -107,7 +107,7 @@ def trace_build(
     """
 
     def program(world: FakeWorld, recorder: Recorder) -> int:
-        step = _setup(world, recorder, lambda: build(torch.device(device)))
+        step = _setup(world, recorder, lambda: build(torch.device(device)), _closed_over)
         state = _closed_over(step)
         with _observed(recorder, state):
             return _train(recorder, state, [None], lambda _: step(), steps=steps)
@@ -132,8 +132,13 @@ def _traced(
     return Trace(tuple(recorder.blocks), tuple(recorder.events), growth_bytes, tuple(recorder.notes))
 
 
-def _setup(world: FakeWorld, recorder: Recorder, setup: Callable[[], Any]) -> Any:
-    """Run `setup` on fakes, or on real CPU tensors where it needs their values."""
+def _setup(
+    world: FakeWorld, recorder: Recorder, setup: Callable[[], Any], held_by: Callable[[Any], Any]
+) -> Any:
+    """Run `setup` on fakes, or on real CPU tensors where it needs their values.
+
+    `held_by` gives what a result holds, modules among it.
+    """
     try:
         state = setup()
     except NeedsRealValues:
@@ -142,9 +147,11 @@ def _setup(world: FakeWorld, recorder: Recorder, setup: Callable[[], Any]) -> An
             real = setup()
         state = world.to_fake(real)
         recorder.notes["setup was run on real CPU tensors, since it reads the values of tensors"] = None
-    for module in modules_in(state):
+    for module in modules_in(held_by(state)):
         recorder.see_existing(iter(module.parameters()), "parameters")
         recorder.see_existing(iter(module.buffers()), "buffers")
+    for optimizer in optimizers_in(held_by(state)):
+        recorder.see_existing(_state_tensors(optimizer), "optimizer_state")
     return state
 
 
@@ -219,9 +226,14 @@ def _settle(recorder: Recorder, state: Any) -> None:
 
 
 def _settle_optimizer(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
+    for tensor in _state_tensors(optimizer):
+        recorder.settle(tensor, "optimizer_state")
+
+
+def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     for leaf in tree_leaves(list(optimizer.state.values())):
         if isinstance(leaf, torch.Tensor):
-            recorder.settle(leaf, "optimizer_state")
+            yield leaf
 
 
 @contextlib.contextmanager
