@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -53,7 +54,9 @@ def front_figure(study: StudyRecord, trials: Sequence[TrialRecord], front: Seque
         x=budget_mib, y=1.0, yref="paper", text="budget", showarrow=False, xanchor="left", yanchor="top"
     )
     figure.update_yaxes(title_text=study.metric, row=1, col=1)
-    figure.update_xaxes(title_text="peak device memory (MiB); predicted where nothing was launched", row=2, col=1)
+    figure.update_xaxes(
+        title_text="peak device memory (MiB); predicted where nothing was launched", row=2, col=1
+    )
     figure.update_layout(
         height=560,
         margin={"l": 10, "r": 10, "t": 30, "b": 10},
@@ -121,7 +124,11 @@ def _is_shown(trial: TrialRecord) -> bool:
 
 def _memory(trial: TrialRecord) -> int | None:
     """Return what was measured, else what was predicted."""
-    return trial.predicted_bytes if trial.outcome == "pruned_memory" else trial.peak_bytes or trial.predicted_bytes
+    return (
+        trial.predicted_bytes
+        if trial.outcome == "pruned_memory"
+        else trial.peak_bytes or trial.predicted_bytes
+    )
 
 
 def _points(name: str, trials: Sequence[TrialRecord], mark: dict[str, str], study: StudyRecord) -> Any:
@@ -132,7 +139,7 @@ def _points(name: str, trials: Sequence[TrialRecord], mark: dict[str, str], stud
         mode="markers",
         marker={**mark, "size": 9, "opacity": 0.8},
         customdata=[[trial.number, _text(trial)] for trial in trials],
-        hovertemplate=f"trial %{{customdata[0]}}<br>{study.metric} %{{y:.4g}}, %{{x:.1f}} MiB<br>%{{customdata[1]}}<extra></extra>",
+        hovertemplate=_hover("trial", study),
     )
 
 
@@ -147,7 +154,7 @@ def _staircase(study: StudyRecord, trials: Sequence[TrialRecord], front: Sequenc
         line={"color": _FRONT, "width": 2, "shape": "hv"},
         marker={"color": _FRONT, "size": 12, "symbol": "circle-open", "line": {"width": 2}},
         customdata=[[trial.number, _text(trial)] for trial in points],
-        hovertemplate=f"front: trial %{{customdata[0]}}<br>{study.metric} %{{y:.4g}}, %{{x:.1f}} MiB<extra></extra>",
+        hovertemplate=_hover("front: trial", study),
     )
 
 
@@ -163,9 +170,13 @@ def _strip(outcome: str, trials: Sequence[TrialRecord]) -> Any:
     )
 
 
+def _hover(title: str, study: StudyRecord) -> str:
+    metric = html.escape(study.metric).replace("%", "")
+    return f"{title} %{{customdata[0]}}<br>{metric} %{{y:.4g}}, %{{x:.1f}} MiB<br>%{{customdata[1]}}<extra></extra>"
+
+
 def _text(trial: TrialRecord) -> str:
     def shown(value: Any) -> str:
-        text = f"{value:.3g}" if isinstance(value, float) else str(value)
-        return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        return html.escape(f"{value:.3g}" if isinstance(value, float) else str(value))
 
     return "<br>".join(f"{shown(name)} = {shown(value)}" for name, value in trial.params.items())

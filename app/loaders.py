@@ -9,10 +9,9 @@ from typing import Any
 
 import pandas as pd
 import streamlit as st
-from sqlalchemy import Engine
 
 from tuner.execution.run_folder import RunFolder
-from tuner.store.engine import DEFAULT_URL, describe_url, parse_url, store_errors
+from tuner.store.engine import DEFAULT_URL, Engine, describe_url, parse_url, store_errors
 from tuner.store.opening import open_existing
 from tuner.store.reader import Reader
 from tuner.store.rows import MetricRecord, StudyRecord, TrialRecord
@@ -76,9 +75,7 @@ def _trials(url_text: str, study_id: int, created_at: str) -> tuple[list[TrialRe
     return reader.trials(study_id), [trial.number for trial in reader.front(study_id)]
 
 
-def load_trial(
-    database: Database, study: StudyRecord, number: int
-) -> tuple[TrialRecord, list[MetricRecord]]:
+def load_trial(database: Database, study: StudyRecord, number: int) -> tuple[TrialRecord, list[MetricRecord]]:
     """Return one trial with its prediction, and its metrics per epoch."""
     with store_errors(parse_url(database.url_text)):
         reader = _reader(database)

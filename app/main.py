@@ -21,7 +21,9 @@ def main() -> None:
     st.set_page_config(page_title="vram-tuner", layout="wide")
     page = st.navigation(
         [
-            st.Page(front.render, title="Front", icon=":material/show_chart:", url_path="front", default=True),
+            st.Page(
+                front.render, title="Front", icon=":material/show_chart:", url_path="front", default=True
+            ),
             st.Page(trials.render, title="Trials", icon=":material/table:", url_path="trials"),
             st.Page(trial.render, title="Trial", icon=":material/biotech:", url_path="trial"),
         ]

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.zoo import ZOO, Build
 
+from benchmarks.zoo import ZOO, Build
 from tuner.memory.cpu_rules import OperatorProbe
 from tuner.memory.prediction import estimate
 from tuner.memory.targets import resolve_target
@@ -63,7 +63,7 @@ def main() -> None:
         )
     errors = [abs(row["error"]) for row in rows]
     seconds = statistics.median(row["again_seconds"] for row in rows)
-    print(f"median |error| {statistics.median(errors):.3%}, worst {max(errors):.3%}, median {seconds:.2f} s a trace")
+    print(f"median |error| {statistics.median(errors):.3%}, worst {max(errors):.3%}, {seconds:.2f} s a trace")
     if arguments.json is not None:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=2))

@@ -113,9 +113,7 @@ def residual(device: torch.device) -> Step:
 @in_zoo
 def depthwise(device: torch.device) -> Step:
     first = (nn.Conv2d(3, 64, 1), nn.Conv2d(64, 64, 3, padding=1, groups=64), nn.BatchNorm2d(64), nn.ReLU6())
-    return trained(
-        pooled(*first, nn.Conv2d(64, 96, 1), nn.Hardswish(), channels=96), batches(64, 3, 32, 32)
-    )
+    return trained(pooled(*first, nn.Conv2d(64, 96, 1), nn.Hardswish(), channels=96), batches(64, 3, 32, 32))
 
 
 @in_zoo
@@ -147,7 +145,9 @@ def two_heads(device: torch.device) -> Step:
 @in_zoo
 def embedding(device: torch.device) -> Step:
     model = Through(
-        lambda self, x: self.head(self.table(x).mean(1)), table=nn.Embedding(20000, 128), head=nn.Linear(128, 10)
+        lambda self, x: self.head(self.table(x).mean(1)),
+        table=nn.Embedding(20000, 128),
+        head=nn.Linear(128, 10),
     )
     return trained(model, tokens(256, 64, per_token=False))
 
@@ -167,7 +167,11 @@ def transformer_decoder(device: torch.device) -> Step:
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
         return self.head(self.decoder(h, h, tgt_mask=mask, tgt_is_causal=True))
 
-    parts = {"table": nn.Embedding(500, 128), "decoder": nn.TransformerDecoder(layer, 2), "head": nn.Linear(128, 500)}
+    parts = {
+        "table": nn.Embedding(500, 128),
+        "decoder": nn.TransformerDecoder(layer, 2),
+        "head": nn.Linear(128, 500),
+    }
     return trained(Through(forward, **parts), tokens(16, 64, per_token=True))
 
 

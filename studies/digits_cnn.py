@@ -66,7 +66,9 @@ class DigitsCNN(Workload):
 
     def example_batch(self, params: dict[str, Any], device: torch.device) -> Any:
         images = min(params["batch_size"], TRAIN_IMAGES)
-        return torch.empty(images, 1, 8, 8, device=device), torch.empty(images, dtype=torch.long, device=device)
+        return torch.empty(images, 1, 8, 8, device=device), torch.empty(
+            images, dtype=torch.long, device=device
+        )
 
     def train_step(self, state: State, batch: Any) -> dict[str, torch.Tensor]:
         images, labels = batch
@@ -90,5 +92,7 @@ class DigitsCNN(Workload):
             train=DataLoader(
                 TensorDataset(images[train], labels[train]), batch_size=params["batch_size"], shuffle=True
             ),
-            eval=DataLoader(TensorDataset(images[held_out], labels[held_out]), batch_size=params["batch_size"]),
+            eval=DataLoader(
+                TensorDataset(images[held_out], labels[held_out]), batch_size=params["batch_size"]
+            ),
         )

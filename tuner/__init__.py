@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tuner.search.gate import MemoryGate as MemoryGate
     from tuner.memory.peak import predict_peak as predict_peak
     from tuner.records import Prediction as Prediction
+    from tuner.search.gate import MemoryGate as MemoryGate
     from tuner.workload import Loaders as Loaders
     from tuner.workload import Maximize as Maximize
     from tuner.workload import Minimize as Minimize

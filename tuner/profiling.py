@@ -46,6 +46,7 @@ def profiled_peak() -> Iterator[AllocatorProfile]:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         yield found
     inner = profiler.profiler
-    assert inner is not None and inner.kineto_results is not None
+    assert inner is not None
+    assert inner.kineto_results is not None
     events = [event for event in inner.kineto_results.events() if event.name() == "[memory]"]
     found.changes = [event.nbytes() for event in sorted(events, key=lambda event: int(event.start_ns()))]

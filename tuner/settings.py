@@ -74,7 +74,7 @@ SPECS: dict[str, _Spec] = {
     "trials": _Spec(_whole, 30, "launched trials in the study"),
     "study_name": _Spec(str, None, "study to create or resume; by default the workload's name"),
     "seed": _Spec(_whole, None, "makes a CPU run repeatable"),
-    "single": _Spec(_switch, False, "one objective, with memory as a constraint"),
+    "single": _Spec(_switch, default=False, help="one objective, with memory as a constraint"),
     "max_failures": _Spec(_whole, None, "failed launches before the study stops"),
     "trial_timeout": _Spec(parse_seconds, None, "seconds one trial may take"),
     "timeout": _Spec(parse_seconds, None, "seconds after which no further trial is started"),
@@ -122,7 +122,11 @@ def _named(spec: _Spec, value: Any, place: str) -> Any:
 
 
 def _file_settings() -> tuple[dict[str, Any], str]:
-    """Return the settings of the nearest file of this folder, and the file's name."""
+    """Return the settings of this folder's first file that has any, and the file's name.
+
+    Raises:
+        UsageError: The file cannot be read, or holds an unknown setting.
+    """
     for file_name, keys in (("tuner.toml", ()), ("pyproject.toml", ("tool", "tuner"))):
         path = Path(file_name)
         if not path.is_file():
@@ -137,7 +141,8 @@ def _file_settings() -> tuple[dict[str, Any], str]:
         unknown = sorted(set(normalised) - set(SPECS))
         if unknown:
             raise UsageError(
-                f"{file_name} has no setting '{unknown[0]}'", hint=f"known settings: {', '.join(sorted(SPECS))}"
+                f"{file_name} has no setting '{unknown[0]}'",
+                hint=f"known settings: {', '.join(sorted(SPECS))}",
             )
         if normalised:
             return normalised, file_name

@@ -54,16 +54,24 @@ class StandInTrial:
         """Answer for a real number."""
         self.asked[name] = Range(low, high, step, log, whole=False)
         middle = math.sqrt(low * high) if log else (low + high) / 2
-        return self._answer(name, float(self._number(name, float) if name in self._values else middle))
+        value = float(self._number(name, float) if name in self._values else middle)
+        self.params[name] = value
+        return value
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
         """Answer for a whole number."""
         self.asked[name] = Range(low, high, step, log, whole=True)
         middle = round(math.sqrt(low * high)) if log else low + (high - low) // 2 // step * step
-        return self._answer(name, int(self._number(name, int) if name in self._values else middle))
+        value = int(self._number(name, int) if name in self._values else middle)
+        self.params[name] = value
+        return value
 
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
-        """Answer with one of the choices."""
+        """Answer with one of the choices.
+
+        Raises:
+            UsageError: The given value is none of them.
+        """
         self.asked[name] = Choices(tuple(choices))
         if name not in self._values:
             return self._answer(name, choices[0])

@@ -31,7 +31,7 @@ def eval_once(workload: Workload, state: Any, batch: Any) -> Any:
         return workload.eval_step(state, batch)
 
 
-def set_training(state: Any, training: bool) -> None:
+def set_training(state: Any, *, training: bool) -> None:
     """Put every module of the state into training or evaluation mode."""
     for module in modules_in(state):
         module.train(training)

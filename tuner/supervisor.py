@@ -50,7 +50,7 @@ def main() -> None:
     _say({"exit": code, "max_resident_bytes": usage.ru_maxrss * 1024})
 
 
-def _start(command: list, channels: list) -> int:
+def _start(command: list[str], channels: list[int]) -> int:
     pid = os.fork()
     if pid:
         for fd in channels:
@@ -100,7 +100,7 @@ def _kill_leftovers(group: int) -> None:
             return
 
 
-def _children() -> list:
+def _children() -> list[int]:
     try:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
             return [int(pid) for pid in children.read().split()]
@@ -117,7 +117,7 @@ def _parent(pid: str) -> int:
         return 0
 
 
-def _say(message: dict) -> None:
+def _say(message: dict[str, int]) -> None:
     try:
         os.write(1, (json.dumps(message) + "\n").encode())
     except BrokenPipeError:

@@ -127,7 +127,9 @@ class Workload:
     @classmethod
     def study_name(cls) -> str:
         """The name a study of this workload gets by default."""
-        return cls.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
+        return (
+            cls.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
+        )
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,9 @@ def load_workload(reference: str) -> LoadedWorkload:
 
 def _module_at(path: Path) -> ModuleType:
     if not path.exists():
-        raise WorkloadError(f"there is no study file {path}", hint="give a path such as studies/digits_cnn.py")
+        raise WorkloadError(
+            f"there is no study file {path}", hint="give a path such as studies/digits_cnn.py"
+        )
     if path.is_dir() or path.suffix != ".py":
         raise WorkloadError(f"{path} is not a Python file", hint="a study file ends in .py")
     name = f"tuner_study_{path.stem}"
@@ -192,7 +196,9 @@ def _module_at(path: Path) -> ModuleType:
     except SyntaxError as error:
         raise WorkloadError(f"{path}:{error.lineno} has a syntax error: {error.msg}") from error
     except Exception as error:
-        raise WorkloadError(f"{path} cannot be imported: {type(error).__name__}: {_one_line(error)}") from error
+        raise WorkloadError(
+            f"{path} cannot be imported: {type(error).__name__}: {_one_line(error)}"
+        ) from error
     return module
 
 
@@ -207,7 +213,9 @@ def _module_named(name: str) -> ModuleType:
             hint="give a path such as studies/digits_cnn.py, or package.module:Class",
         ) from error
     except Exception as error:
-        raise WorkloadError(f"{name} cannot be imported: {type(error).__name__}: {_one_line(error)}") from error
+        raise WorkloadError(
+            f"{name} cannot be imported: {type(error).__name__}: {_one_line(error)}"
+        ) from error
 
 
 def _the_workload(module: ModuleType, class_name: str | None, place: str) -> type[Workload]:
@@ -225,9 +233,13 @@ def _the_workload(module: ModuleType, class_name: str | None, place: str) -> typ
             raise WorkloadError(f"{place} has no workload '{class_name}'", hint=f"it has: {known}")
         return found[class_name]
     if not found:
-        raise WorkloadError(f"{place} has no workload", hint="a study file holds one subclass of tuner.Workload")
+        raise WorkloadError(
+            f"{place} has no workload", hint="a study file holds one subclass of tuner.Workload"
+        )
     if len(found) > 1:
-        raise WorkloadError(f"{place} has {len(found)} workloads: {known}", hint=f"name one: {place}:{min(found)}")
+        raise WorkloadError(
+            f"{place} has {len(found)} workloads: {known}", hint=f"name one: {place}:{min(found)}"
+        )
     return next(iter(found.values()))
 
 

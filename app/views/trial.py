@@ -58,7 +58,10 @@ def _memory_table(study: StudyRecord, trial: TrialRecord) -> pd.DataFrame:
     rows = [
         ("budget", format_bytes(study.budget_bytes)),
         ("predicted device bytes", f"{format_bytes(trial.predicted_bytes)} ({band})"),
-        ("measured device bytes", f"{format_bytes(trial.peak_bytes)} ({trial.peak_source or 'not measured'})"),
+        (
+            "measured device bytes",
+            f"{format_bytes(trial.peak_bytes)} ({trial.peak_source or 'not measured'})",
+        ),
         ("predicted allocated", format_bytes(trial.predicted_allocated_bytes)),
         ("measured allocated", format_bytes(trial.allocated_bytes)),
         ("baseline", format_bytes(trial.baseline_bytes)),

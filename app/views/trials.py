@@ -22,7 +22,11 @@ def render() -> None:
     st.caption(f"{len(table)} of {len(trials)} trials")
     st.dataframe(table, width="stretch", hide_index=True)
     st.download_button(
-        "Download as CSV", table.to_csv(index=False), file_name="trials.csv", mime="text/csv", icon=":material/download:"
+        "Download as CSV",
+        table.to_csv(index=False),
+        file_name="trials.csv",
+        mime="text/csv",
+        icon=":material/download:",
     )
 
 

@@ -20,7 +20,7 @@ from tuner.settings import resolve
 @click.option("--port", metavar="N", help="Port  [default: 8501]")
 @click.option("--address", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--browser/--no-browser", default=True, help="Open a browser.")
-def command(storage: str | None, address: str, browser: bool, **flags: Any) -> None:  # noqa: FBT001
+def command(storage: str | None, address: str, browser: bool, **flags: Any) -> None:
     """Open the app, which shows fronts, trials and predictions, and never writes.
 
     It has no login: to share it, put it behind one (a reverse proxy), and keep the address local.

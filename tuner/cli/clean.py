@@ -16,23 +16,27 @@ from tuner.units import format_bytes
 @click.command("clean", short_help="Remove run folders and checkpoints that are not needed.")
 @storage_option
 @click.option("--runs-dir", metavar="DIR", help="Where the run folders are  [default: tuner-runs]")
-@click.option("--keep-checkpoints", metavar="WHICH", help="Weights to keep: front, all or none  [default: front]")
+@click.option(
+    "--keep-checkpoints", metavar="WHICH", help="Weights to keep: front, all or none  [default: front]"
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-def command(storage: str | None, dry_run: bool, **flags: Any) -> None:  # noqa: FBT001 - click passes flags so
+def command(storage: str | None, dry_run: bool, **flags: Any) -> None:
     """Remove the run folders of deleted studies, and weights that are not to be kept.
 
     Folders that do not look like ours (no request.json) are left alone, and so are the folders of
     studies that are in the database.
     """
-    from tuner.store.opening import writing
     from tuner.search.checkpoints import prune_checkpoints
+    from tuner.store.opening import writing
 
     value = {n: s.value for n, s in resolve(flags, ["runs_dir", "keep_checkpoints"]).items()}
     with writing(storage_url(storage)) as (reader, writer):
         studies = reader.studies()
         used = {Path(t.run_folder).resolve() for s in studies for t in reader.trials(s.id) if t.run_folder}
-        freed_bytes = 0 if dry_run else sum(
-            prune_checkpoints(reader, writer, study, value["keep_checkpoints"]) for study in studies
+        freed_bytes = (
+            0
+            if dry_run
+            else sum(prune_checkpoints(reader, writer, study, value["keep_checkpoints"]) for study in studies)
         )
     orphans = [path for path in _run_folders(Path(value["runs_dir"])) if path.resolve() not in used]
     for path in orphans:

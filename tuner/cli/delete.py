@@ -12,11 +12,11 @@ from tuner.errors import StudyBusy
 @click.argument("name")
 @storage_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def command(name: str, storage: str | None, yes: bool) -> None:  # noqa: FBT001 - click passes flags so
+def command(name: str, storage: str | None, yes: bool) -> None:
     """Delete study NAME with its trials, here and on Optuna's side. Run folders stay (tuner clean)."""
-    from tuner.store.opening import writing
     from tuner.processes import is_alive
     from tuner.search.optuna_study import delete_study
+    from tuner.store.opening import writing
 
     url = storage_url(storage)
     with writing(url) as (reader, writer):

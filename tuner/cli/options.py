@@ -11,8 +11,7 @@ import click
 from tuner.settings import resolve
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL
-
+    from tuner.store.engine import URL
     from tuner.store.reader import Reader
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])

@@ -21,13 +21,23 @@ if TYPE_CHECKING:
 
 @click.command("predict", short_help="Predict the peak memory of one configuration.")
 @click.argument("study", metavar="STUDY")
-@click.option("--set", "assignments", metavar="NAME=VALUE", multiple=True, help="A parameter; repeat for more.")
-@click.option("--target", metavar="NAME", help="cpu, cuda or a profile such as a100-40gb  [default: cuda if there is one, else cpu]")
-@click.option("--budget", metavar="SIZE", help="Judge against this, such as 6GiB  [default: the workload's own, or the whole GPU]")
+@click.option(
+    "--set", "assignments", metavar="NAME=VALUE", multiple=True, help="A parameter; repeat for more."
+)
+@click.option(
+    "--target",
+    metavar="NAME",
+    help="cpu, cuda or a profile such as a100-40gb  [default: cuda if there is one, else cpu]",
+)
+@click.option(
+    "--budget",
+    metavar="SIZE",
+    help="Judge against this, such as 6GiB  [default: the workload's own, or the whole GPU]",
+)
 @click.option("--explain", is_flag=True, help="Show what takes the memory, and what was assumed.")
 @click.option("--threads", metavar="N", help="Intra-op threads of the trial  [default: all cores]")
 @format_option
-def command(study: str, assignments: tuple[str, ...], explain: bool, form: str, **flags: Any) -> None:  # noqa: FBT001
+def command(study: str, assignments: tuple[str, ...], explain: bool, form: str, **flags: Any) -> None:
     """Predict how much memory one configuration of STUDY takes, by tracing its own step.
 
     Nothing is trained and no GPU is needed: the step runs on tensors without data. Parameters that
@@ -139,11 +149,15 @@ def _explain(prediction: Prediction) -> None:
     total = sum(prediction.categories.values())
     click.echo("\nat the peak")
     for name, size_bytes in sorted(prediction.categories.items(), key=lambda item: -item[1]):
-        click.echo(f"  {name.replace('_', ' '):<16} {format_bytes(size_bytes):>11} {size_bytes / total:>6.1%}")
+        click.echo(
+            f"  {name.replace('_', ' '):<16} {format_bytes(size_bytes):>11} {size_bytes / total:>6.1%}"
+        )
     click.echo("\nlargest tensors at the peak")
     for tensor in prediction.largest:
         operator = tensor.operator.removeprefix("aten.").removesuffix(".default")
-        click.echo(f"  {format_bytes(tensor.bytes):>11}  {tensor.category:<16} {operator:<28} {tensor.module}")
+        click.echo(
+            f"  {format_bytes(tensor.bytes):>11}  {tensor.category:<16} {operator:<28} {tensor.module}"
+        )
     click.echo("\nassumed")
     for sentence in prediction.assumptions or ("nothing beyond the docs (docs/memory-model.md)",):
         click.echo(f"  - {sentence}")

@@ -121,7 +121,9 @@ class _PlainLines:
         """Print the trial."""
         self._tally.add(trial)
         left = format_seconds(self._tally.seconds_left())
-        click.echo(f"[{self._tally.launched}/{self._tally.goal.trials}] {describe(trial)} · {left} left", err=True)
+        click.echo(
+            f"[{self._tally.launched}/{self._tally.goal.trials}] {describe(trial)} · {left} left", err=True
+        )
 
 
 class _Bar:
@@ -169,7 +171,12 @@ def _bar(tally: _Tally) -> Iterator[Observer]:
         auto_refresh=False,
     )
     task = progress.add_task(
-        "trials", total=tally.goal.trials, completed=tally.launched, summary=tally.summary(), left="–", running=""
+        "trials",
+        total=tally.goal.trials,
+        completed=tally.launched,
+        summary=tally.summary(),
+        left="–",
+        running="",
     )
 
     def render() -> Group:

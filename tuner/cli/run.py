@@ -21,21 +21,29 @@ if TYPE_CHECKING:
 @click.command("run", short_help="Search a study's space under a memory budget.")
 @click.argument("study", metavar="STUDY")
 @storage_option
-@click.option("--study-name", metavar="NAME", help="Create or resume this study  [default: the workload's name]")
+@click.option(
+    "--study-name", metavar="NAME", help="Create or resume this study  [default: the workload's name]"
+)
 @click.option("--budget", metavar="SIZE", help="Device bytes one trial may take, such as 700MiB or 6GiB.")
-@click.option("--trials", metavar="N", help="Launched trials in the study, earlier ones included  [default: 30]")
+@click.option(
+    "--trials", metavar="N", help="Launched trials in the study, earlier ones included  [default: 30]"
+)
 @click.option("--target", metavar="DEVICE", help="cpu, cuda or cuda:N  [default: the best device present]")
 @click.option("--single", is_flag=True, default=None, help="One objective; memory is a constraint only.")
 @click.option("--seed", metavar="N", help="Make a CPU run repeatable: same params, verdicts and metrics.")
 @click.option("--trial-timeout", metavar="TIME", help="Kill a trial after this, such as 90s or 15m.")
 @click.option("--timeout", metavar="TIME", help="Start no further trial after this.")
-@click.option("--max-failures", metavar="N", help="Stop after more failed launches  [default: the first 3, or 20 %]")
+@click.option(
+    "--max-failures", metavar="N", help="Stop after more failed launches  [default: the first 3, or 20 %]"
+)
 @click.option("--audit", metavar="SHARE", help="At the end, launch this share (0 to 1) of what was pruned.")
 @click.option("--threads", metavar="N", help="Intra-op threads of a trial  [default: all cores]")
 @click.option("--runs-dir", metavar="DIR", help="Where run folders go  [default: tuner-runs]")
-@click.option("--keep-checkpoints", metavar="WHICH", help="Weights to keep: front, all or none  [default: front]")
+@click.option(
+    "--keep-checkpoints", metavar="WHICH", help="Weights to keep: front, all or none  [default: front]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line per event instead of progress.")
-def command(study: str, as_json: bool, **flags: Any) -> None:  # noqa: FBT001 - click passes flags so
+def command(study: str, as_json: bool, **flags: Any) -> None:
     """Search the space of STUDY, a Python file with one workload, under a memory budget.
 
     Each configuration is predicted first, on fake tensors. What surely does not fit is pruned; the

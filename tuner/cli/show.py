@@ -80,7 +80,9 @@ def _memory(study: StudyRecord, trial: TrialRecord) -> None:
     if trial.outcome != "pruned_memory":
         source = f"  ({trial.peak_source})" if trial.peak_source else ""
         _line("measured", f"{format_bytes(trial.peak_bytes)}{source}")
-    allocated = f"{format_bytes(trial.allocated_bytes)}, predicted {format_bytes(trial.predicted_allocated_bytes)}"
+    allocated = (
+        f"{format_bytes(trial.allocated_bytes)}, predicted {format_bytes(trial.predicted_allocated_bytes)}"
+    )
     _line("allocated", allocated)
     _line("baseline", format_bytes(trial.baseline_bytes))
     for phase, size_bytes in trial.phases.items():

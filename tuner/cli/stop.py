@@ -20,4 +20,6 @@ def command(name: str, storage: str | None) -> None:
             click.echo(f"nobody works on study '{name}'", err=True)
             return
         writer.request_stop(study.id, "asked to stop by: tuner stop")
-        click.echo(f"process {study.owner.pid} on {study.owner.host} will end after its running trial", err=True)
+        click.echo(
+            f"process {study.owner.pid} on {study.owner.host} will end after its running trial", err=True
+        )

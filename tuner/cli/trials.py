@@ -15,7 +15,9 @@ _SORTABLE = ("number", "value", "peak_bytes", "predicted_bytes", "allocated_byte
 @click.argument("name")
 @storage_option
 @click.option("--outcome", "outcomes", metavar="OUTCOME", multiple=True, help="Only these; repeat for more.")
-@click.option("--sort", default="number", show_default=True, metavar="COLUMN", help="Order; -COLUMN for largest first.")
+@click.option(
+    "--sort", default="number", show_default=True, metavar="COLUMN", help="Order; -COLUMN for largest first."
+)
 @format_option
 def command(name: str, storage: str | None, outcomes: tuple[str, ...], sort: str, form: str) -> None:
     """List the trials of study NAME.

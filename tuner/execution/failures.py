@@ -24,12 +24,23 @@ _CPU_ALLOCATOR = re.compile(r"DefaultCPUAllocator.*?tried to allocate (\d+) byte
 _CUDA_REQUEST = re.compile(r"Tried to allocate (\d+(?:\.\d+)?) (GiB|MiB|KiB|bytes)")
 _UNITS = {"GiB": GIB, "MiB": MIB, "KiB": KIB, "bytes": 1}
 # How a failed allocation looks inside libraries, once PyTorch itself is warm.
-_HOST_SIGNS = ("std::bad_alloc", "Cannot allocate memory", "Thread creation failed", "could not create a memory")
-_CUDA_LIBRARY_SIGNS = ("CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_ALLOC_FAILED")
+_HOST_SIGNS = (
+    "std::bad_alloc",
+    "Cannot allocate memory",
+    "Thread creation failed",
+    "could not create a memory",
+)
+_CUDA_LIBRARY_SIGNS = (
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 _TOO_LITTLE_FREE_BYTES = 50 * MIB
 
 
-def classify(error: BaseException, device: torch.device, phase: str, *, capped: bool) -> tuple[Outcome, Failure]:
+def classify(
+    error: BaseException, device: torch.device, phase: str, *, capped: bool
+) -> tuple[Outcome, Failure]:
     """Return the outcome and its evidence for an exception that ended the workload.
 
     Args:
@@ -44,9 +55,13 @@ def classify(error: BaseException, device: torch.device, phase: str, *, capped: 
     reason = f"{type(error).__name__}: {text.splitlines()[0] if text else ''}".rstrip(": ")
     trace = _cut("".join(traceback.format_exception(error)))
     if isinstance(error, torch.OutOfMemoryError) and device.type == "cuda":
-        return Outcome.OUT_OF_MEMORY, _cuda_failure(f"out of memory during {phase}", text, phase, device, trace)
+        return Outcome.OUT_OF_MEMORY, _cuda_failure(
+            f"out of memory during {phase}", text, phase, device, trace
+        )
     if device.type == "cuda" and any(sign in text for sign in _CUDA_LIBRARY_SIGNS):
-        failure = _cuda_failure(f"out of memory suspected during {phase}: {reason}", text, phase, device, trace)
+        failure = _cuda_failure(
+            f"out of memory suspected during {phase}: {reason}", text, phase, device, trace
+        )
         if failure.free_bytes is not None and failure.free_bytes < _TOO_LITTLE_FREE_BYTES:
             return Outcome.OUT_OF_MEMORY, failure
     if _is_host_memory(error, text):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class StopRequested(Exception):  # noqa: N818 - control flow, not an error
+class StopRequested(Exception):
     """The driver asked the trial to stop; the message is the reason."""
 
 
@@ -66,7 +66,9 @@ class Run:
         objective = self.workload.objective
         if objective.metric not in metrics:
             known = ", ".join(sorted(metrics)) or "none"
-            raise KeyError(f"the steps report no '{objective.metric}', the objective's metric; they report: {known}")
+            raise KeyError(
+                f"the steps report no '{objective.metric}', the objective's metric; they report: {known}"
+            )
         epoch = EpochMetrics(
             epoch=len(self.epochs) + 1,
             metrics={name: float(value) for name, value in metrics.items()},
@@ -92,7 +94,7 @@ class Run:
     def train_epoch(self) -> dict[str, float]:
         """Train on every batch once; return the metrics that the steps report."""
         with self._meter.phase("train"):
-            set_training(self.state, True)
+            set_training(self.state, training=True)
             return self._over(self.loaders.train, train_once, check=True)
 
     def eval_epoch(self) -> dict[str, float]:
@@ -100,7 +102,7 @@ class Run:
         if not self.workload.has_eval_step or self.loaders.eval is None:
             return {}
         with self._meter.phase("eval"):
-            set_training(self.state, False)
+            set_training(self.state, training=False)
             return self._over(self.loaders.eval, eval_once, check=False)
 
     def _over(

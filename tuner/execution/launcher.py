@@ -154,7 +154,7 @@ class _Standby:
 
     def assign(self, folder: RunFolder) -> Child:
         """Give the worker its run folder; its log moves there."""
-        os.replace(self._log, folder.log)
+        Path(self._log).replace(folder.log)
         with contextlib.suppress(BrokenPipeError):  # it died: its exit status tells how
             os.write(self._assign, f"{folder.path}\n".encode())
         os.close(self._assign)

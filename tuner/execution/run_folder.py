@@ -73,7 +73,11 @@ class RunFolder:
         write_json(self.path / "request.json", {"version": VERSION, **asdict(request)})
 
     def read_request(self) -> Request:
-        """Return what the worker shall do."""
+        """Return what the worker shall do.
+
+        Raises:
+            ValueError: Another version wrote the request.
+        """
         fields = json.loads((self.path / "request.json").read_text(encoding="utf-8"))
         if fields.pop("version") != VERSION:
             raise ValueError(f"the request in {self.path} is of another version")
@@ -151,4 +155,4 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(aside, path)
+    Path(aside).replace(path)

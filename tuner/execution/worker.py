@@ -36,7 +36,6 @@ from tuner.workload import Workload, load_workload
 def main(channel: int, study: str | None) -> None:
     """Wait for a run folder, run the trial that it describes, and report."""
     import torch
-    import torch._dynamo  # every optimizer imports it, which takes a second
 
     if study is not None:
         with contextlib.suppress(Exception):  # the trial loads it again, and reports what is wrong

@@ -45,10 +45,10 @@ def allocated_peak(
     evaluation = list(islice(iter(eval_batches), eval_steps)) if eval_batches is not None else []
     with profiled_peak() as peak:
         state = workload.setup(params, device)
-        set_training(state, True)
+        set_training(state, training=True)
         each_batch(training, train_steps, lambda batch: train_once(workload, state, _copied(batch)))
         if workload.has_eval_step and evaluation:
-            set_training(state, False)
+            set_training(state, training=False)
             each_batch(evaluation, eval_steps, lambda batch: eval_once(workload, state, _copied(batch)))
     return peak.bytes
 

@@ -30,7 +30,7 @@ LARGE_SEGMENT_BELOW = 10 * MIB
 SEGMENT_ROUNDING = 2 * MIB
 
 
-class OutOfMemory(Exception):  # noqa: N818 - the field's word
+class OutOfMemory(Exception):
     """The allocator cannot serve a request under its limit.
 
     Attributes:

@@ -116,9 +116,7 @@ class OperatorProbe:
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], list[_Probed]] = {}
 
-    def hidden(
-        self, operator: Any, arguments: Sequence[Any], options: dict[str, Any]
-    ) -> HiddenMemory | None:
+    def hidden(self, operator: Any, arguments: Sequence[Any], options: dict[str, Any]) -> HiddenMemory | None:
         """Return what `operator(*arguments, **options)` allocates; None where nothing is hidden.
 
         Args:

@@ -1,10 +1,9 @@
 """Where CUDA does otherwise than the CPU fakes that a step is traced on.
 
-Each rule is a context manager, on while tracing for a CUDA target:
+Each rule is a context manager, on while tracing for a CUDA target. There is one so far:
 
-| rule | what CUDA does | source |
-|---|---|---|
-| `multi_tensor_optimizers` | optimizers take `foreach=True` by default: one more parameter-sized set of temporaries | `torch.optim.optimizer._default_to_fused_or_foreach` |
+* `multi_tensor_optimizers`: optimizers take `foreach=True` by default, which costs one more
+  parameter-sized set of temporaries (`torch.optim.optimizer._default_to_fused_or_foreach`).
 
 Not modelled: dropout's byte mask, autocast's own cast lists, attention backends, cuDNN's workspaces.
 """

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 
-class SharedFakeMode(FakeTensorMode):
+class SharedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """A fake mode that modules may deep-copy: `nn.TransformerEncoder` copies its layer."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedFakeMode:
@@ -85,9 +85,8 @@ class FakeWorld:
     @contextlib.contextmanager
     def real(self) -> Iterator[None]:
         """Leave the fake world for a while: tensors made here have data."""
-        with torch.utils._python_dispatch._disable_current_modes():
-            with _CudaMeansCpu():
-                yield
+        with torch.utils._python_dispatch._disable_current_modes(), _CudaMeansCpu():
+            yield
 
     def to_fake(self, value: Any) -> Any:
         """Return `value` with every real tensor in it replaced, shared references kept.
@@ -190,7 +189,7 @@ def _restored_random_state() -> Iterator[None]:
 def _modules_convert_plainly() -> Iterator[None]:
     """Let `module.to(...)` replace parameters: the usual way swaps them, which fakes refuse."""
 
-    def apply(module: torch.nn.Module, convert: Any, recurse: bool = True) -> torch.nn.Module:
+    def apply(module: torch.nn.Module, convert: Any, recurse: bool = True) -> torch.nn.Module:  # noqa: FBT001, FBT002
         return _apply_plainly(module, convert, {})
 
     with _replaced(torch.nn.Module, "_apply", apply):

@@ -127,7 +127,9 @@ def predict(
         context_bytes = target.context_bytes
     notes = [*found.notes, *_limits(target)]
     if found.growth_bytes:
-        notes.append(f"memory grows with steps: {found.growth_bytes} bytes stay behind after each training step")
+        notes.append(
+            f"memory grows with steps: {found.growth_bytes} bytes stay behind after each training step"
+        )
     if found.allocated_bytes is None or found.reserved_bytes is None or context_bytes is None:
         return Prediction(
             allocated_bytes=found.allocated_bytes,

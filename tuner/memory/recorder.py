@@ -58,7 +58,7 @@ class Block:
     operator: str
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that turns a program into allocation events.
 
     Attributes:
@@ -71,7 +71,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, probe: OperatorProbe | None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.blocks: list[Block] = []
         self.events: list[int] = []
         self.live: dict[int, int] = {}

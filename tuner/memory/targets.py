@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import re
 import tomllib
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ def host_memory_bytes() -> int:
     """Return this host's memory: the physical size, or its cgroup's limit where that is smaller."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as limit:
+        with pathlib.Path("/sys/fs/cgroup/memory.max").open(encoding="ascii") as limit:
             text = limit.read().strip()
     except OSError:
         return total

@@ -25,7 +25,7 @@ from tuner.errors import TunerError, Untraceable
 from tuner.memory.cpu_rules import OperatorProbe
 from tuner.memory.cuda_rules import cuda_rules
 from tuner.memory.fakes import FakeWorld
-from tuner.memory.recorder import Block, NeedsRealValues, Recorder, _user_place
+from tuner.memory.recorder import Block, NeedsRealValues, Recorder
 from tuner.steps import (
     EVAL_STEPS,
     TRAIN_STEPS,
@@ -38,6 +38,7 @@ from tuner.steps import (
     train_once,
 )
 from tuner.workload import Workload
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -76,13 +77,15 @@ def trace_workload(
     """
 
     def program(world: FakeWorld, recorder: Recorder) -> int:
-        state = _setup(world, recorder, lambda: workload.setup(params, torch.device(device)), lambda state: state)
+        state = _setup(
+            world, recorder, lambda: workload.setup(params, torch.device(device)), lambda state: state
+        )
         batches = _batches(world, recorder, lambda: workload.example_batch(params, torch.device(device)))
         with _observed(recorder, state):
-            set_training(state, True)
+            set_training(state, training=True)
             growth = _train(recorder, state, batches, lambda batch: train_once(workload, state, batch))
             if workload.has_eval_step:
-                set_training(state, False)
+                set_training(state, training=False)
                 recorder.phase = "eval"
                 kept = _evaluate(recorder, batches, lambda batch: eval_once(workload, state, batch))
                 if kept > 0:
@@ -115,9 +118,7 @@ def trace_build(
     return _traced(program, device, probe)
 
 
-def _traced(
-    program: Callable[[FakeWorld, Recorder], int], device: str, probe: OperatorProbe | None
-) -> Trace:
+def _traced(program: Callable[[FakeWorld, Recorder], int], device: str, probe: OperatorProbe | None) -> Trace:
     recorder = Recorder(probe)
     rules = cuda_rules() if device == "cuda" else contextlib.nullcontext()
     try:

@@ -65,9 +65,13 @@ def choose_place(target: str | None) -> Place:
     if devices.problem is not None:
         raise UsageError(f"there is no GPU to run on: {devices.problem}", hint="run on the CPU: --target cpu")
     if not torch_has_cuda():
-        raise UsageError("this build of PyTorch has no CUDA", hint="install a CUDA build, or run with: --target cpu")
+        raise UsageError(
+            "this build of PyTorch has no CUDA", hint="install a CUDA build, or run with: --target cpu"
+        )
     if resolved.index >= len(devices.found):
-        raise UsageError(f"there is no {target}", hint=f"this host has {len(devices.found)} GPU(s), from cuda:0")
+        raise UsageError(
+            f"there is no {target}", hint=f"this host has {len(devices.found)} GPU(s), from cuda:0"
+        )
     return _gpu(devices.found[resolved.index])
 
 

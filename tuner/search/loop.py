@@ -130,7 +130,8 @@ class StudyLoop:
             ended = self._one_trial()
             prunes_in_a_row = prunes_in_a_row + 1 if ended.result.outcome is Outcome.PRUNED_MEMORY else 0
             if prunes_in_a_row >= MOST_PRUNES_IN_A_ROW:
-                return self._nothing_more_fits(prunes_in_a_row)
+                self._nothing_more_fits(prunes_in_a_row)
+                return
             self._check_failures()
         self._audit()
 
@@ -280,7 +281,8 @@ class StudyLoop:
             return
         smallest = min((t.predicted_bytes for t in trials if t.predicted_bytes is not None), default=None)
         raise NothingFeasible(
-            f"none of {prunes} configurations in a row fits {format_bytes(self._session.study.budget_bytes)}; "
+            f"none of {prunes} configurations in a row fits the budget of "
+            f"{format_bytes(self._session.study.budget_bytes)}; "
             f"the smallest prediction is {format_bytes(smallest)}",
             hint="raise --budget, or let suggest() offer smaller configurations",
         )

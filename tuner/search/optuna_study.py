@@ -17,10 +17,11 @@ import warnings
 from typing import Any
 
 import optuna
+from optuna.study import StudyDirection
 from optuna.trial import TrialState
-from sqlalchemy import URL
 
 from tuner.records import Outcome
+from tuner.store.engine import URL
 
 MEMORY = "memory"
 REPEATS = "tuner_repeats"  # user attribute: number of the trial whose params are run again
@@ -40,17 +41,19 @@ class OptunaStudy:
     Args:
         url: The database; Optuna's tables are created where missing.
         name: The study's name; it is created where missing.
-        direction: `maximize` or `minimize` the metric.
+        maximize: Whether more of the metric is better.
         single: True for the metric alone; else peak device bytes are minimised too.
         seed: Seeds the sampler, or None.
     """
 
-    def __init__(self, url: URL, name: str, *, direction: str, single: bool, seed: int | None) -> None:
+    def __init__(self, url: URL, name: str, *, maximize: bool, single: bool, seed: int | None) -> None:
         self._storage = open_storage(url)
+        metric = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
+        directions = [metric, StudyDirection.MINIMIZE]
         self._study = optuna.create_study(
             storage=self._storage,
             study_name=name,
-            directions=[direction] if single else [direction, "minimize"],
+            directions=directions[:1] if single else directions,
             load_if_exists=True,
         )
         self._study_id = self._storage.get_study_id_from_name(name)

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import URL
-
 import tuner
 from tuner.errors import UsageError
 from tuner.memory.predictor import Predictor
@@ -25,7 +23,7 @@ from tuner.search.optuna_study import OptunaStudy
 from tuner.settings import Setting
 from tuner.stand_in import configuration
 from tuner.store import migrations
-from tuner.store.engine import open_engine, parse_url, store_errors
+from tuner.store.engine import URL, open_engine, parse_url, store_errors
 from tuner.store.reader import Reader
 from tuner.store.rows import StudyRecord
 from tuner.store.schema import NAME_LIMIT
@@ -130,7 +128,7 @@ def open_session(plan: Plan) -> Iterator[Session]:
             optuna_study = OptunaStudy(
                 plan.url,
                 plan.name,
-                direction=plan.loaded.workload.objective.direction,
+                maximize=plan.loaded.workload.objective.maximize,
                 single=plan.single,
                 seed=plan.seed,
             )

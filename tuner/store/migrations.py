@@ -88,7 +88,8 @@ def require_current(engine: Engine) -> None:
         )
     refuse_foreign(revision)
     raise SchemaError(
-        f"the database is at schema {revision}, this version needs {head_revision()}", hint="run: tuner db upgrade"
+        f"the database is at schema {revision}, this version needs {head_revision()}",
+        hint="run: tuner db upgrade",
     )
 
 
@@ -107,7 +108,7 @@ def refuse_foreign(revision: str | None) -> None:
     if not known:
         raise SchemaError(
             f"the database's schema {revision} (table {VERSION_TABLE}) is unknown to this version",
-            hint="a newer version of vram-tuner, or another application, wrote it: upgrade, or use another database",
+            hint="a newer vram-tuner or another application wrote it: upgrade, or use another database",
         )
 
 

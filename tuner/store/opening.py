@@ -19,11 +19,13 @@ def open_existing(url: URL, *, busy_timeout_seconds: float | None = None) -> Eng
     """Return a read-only engine on a database that exists and has this version's schema.
 
     Raises:
-        StoreError: There is no such database, it cannot be used, or its schema is another.
+        SchemaError: There is no such database, or its schema is another.
+        StoreError: It cannot be used.
     """
     if url.drivername == "sqlite" and not Path(url.database or "").exists():
         raise SchemaError(
-            f"there is no database {describe_url(url)} yet", hint="start a study: tuner run studies/digits_cnn.py"
+            f"there is no database {describe_url(url)} yet",
+            hint="start a study: tuner run studies/digits_cnn.py",
         )
     engine = open_engine(url, read_only=True, busy_timeout_seconds=busy_timeout_seconds)
     with store_errors(url):

@@ -94,7 +94,7 @@ class Reader:
         outcome = func.coalesce(schema.trial.c.outcome, "running")
         query = select(outcome, func.count()).where(schema.trial.c.study_id == study_id).group_by(outcome)
         with self._engine.connect() as connection:
-            return {name: count for name, count in connection.execute(query)}
+            return dict(connection.execute(query).tuples().all())
 
     def front(self, study_id: int, budget_bytes: int | None = None) -> list[TrialRecord]:
         """Return the Pareto front of metric against peak memory, smallest peak first.
@@ -111,7 +111,9 @@ class Reader:
 
     def _front_numbers(self, study_id: int, budget_bytes: int | None) -> list[int]:
         # A smaller budget only cuts the front: points below it are not dominated by larger ones.
-        query = "SELECT number, peak_bytes FROM tuner_pareto WHERE study_id = :study ORDER BY peak_bytes, number"
+        query = (
+            "SELECT number, peak_bytes FROM tuner_pareto WHERE study_id = :study ORDER BY peak_bytes, number"
+        )
         with self._engine.connect() as connection:
             rows = connection.execute(text(query), {"study": study_id})
             return [row.number for row in rows if budget_bytes is None or row.peak_bytes <= budget_bytes]

@@ -76,7 +76,11 @@ trial = Table(
     Column("id", Integer, primary_key=True),
     Column("study_id", ForeignKey(study.c.id, ondelete="CASCADE"), nullable=False, index=True),
     Column("number", Integer, nullable=False, comment="the Optuna trial's number, from 0"),
-    Column("repeats", Integer, comment="number of the trial whose params this one runs again (interrupted, or audited)"),
+    Column(
+        "repeats",
+        Integer,
+        comment="number of the trial whose params this one runs again (interrupted, or audited)",
+    ),
     Column("audit", Boolean, nullable=False, comment="true: predicted not to fit, launched to check that"),
     Column("params", JSON, nullable=False, comment="the configuration"),
     Column("verdict", String(8), comment="launch, try or prune"),
@@ -124,9 +128,8 @@ metric = Table(
 )
 
 # A front's point needs a finite value: ±inf and NaN cannot be compared with memory. NaN is larger
-# than every number to PostgreSQL and NULL to SQLite, so that the bound leaves it out on both.
-_FINITE = "abs(value) <= 1.7976931348623157e308"
-
+# than every number to PostgreSQL and NULL to SQLite, so that the bound (the largest finite double)
+# leaves it out on both.
 VIEWS = {
     "tuner_trials": """
 CREATE VIEW tuner_trials AS
@@ -137,7 +140,7 @@ SELECT s.name AS study, t.number, coalesce(t.outcome, 'running') AS outcome, t.v
        t.seconds, t.prediction_seconds, t.asked_at, t.started_at, t.ended_at, t.run_folder, t.id AS trial_id,
        s.id AS study_id
 FROM tuner_trial t JOIN tuner_study s ON s.id = t.study_id""",
-    "tuner_pareto": f"""
+    "tuner_pareto": """
 CREATE VIEW tuner_pareto AS
 SELECT study, number, value, metric, direction, peak_bytes, budget_bytes, params, trial_id, study_id
 FROM (
@@ -149,7 +152,8 @@ FROM (
     FROM (
         SELECT t.*, CASE WHEN direction = 'maximize' THEN value ELSE -value END AS score
         FROM tuner_trials t
-        WHERE outcome = 'completed' AND peak_bytes <= budget_bytes AND {_FINITE}
+        WHERE outcome = 'completed' AND peak_bytes <= budget_bytes
+          AND abs(value) <= 1.7976931348623157e308
     ) feasible
 ) ranked
 WHERE score = best_up_to_here AND (best_below IS NULL OR score > best_below)""",

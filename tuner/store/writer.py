@@ -50,7 +50,9 @@ class Writer:
     def create_study(self, new: NewStudy) -> int:
         """Add a study and return its id; an existing one of that name is returned as it is."""
         with self._engine.begin() as connection:
-            known = connection.execute(select(schema.study.c.id).where(schema.study.c.name == new.name)).scalar()
+            known = connection.execute(
+                select(schema.study.c.id).where(schema.study.c.name == new.name)
+            ).scalar()
             if known is not None:
                 return int(known)
             values = {**dataclasses.asdict(new), "settings": to_storable(new.settings)}
