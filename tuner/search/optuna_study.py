@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import optuna
@@ -47,7 +48,7 @@ class OptunaStudy:
     """
 
     def __init__(self, url: URL, name: str, *, maximize: bool, single: bool, seed: int | None) -> None:
-        self._storage = open_storage(url)
+        self._storage = _open_storage(url)
         metric = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
         directions = [metric, StudyDirection.MINIMIZE]
         self._study = optuna.create_study(
@@ -112,13 +113,27 @@ class OptunaStudy:
         else:
             self._study.tell(number, state=TrialState.FAIL)
 
-    def delete(self) -> None:
-        """Delete the study on Optuna's side."""
-        self._storage.delete_study(self._study_id)
+    def close(self) -> None:
+        """Close the connections to the database."""
+        _close(self._storage)
 
 
-def open_storage(url: URL) -> optuna.storages.RDBStorage:
-    """Return Optuna's storage in our database."""
+@contextlib.contextmanager
+def optuna_storage(url: URL) -> Iterator[optuna.storages.RDBStorage]:
+    """Open Optuna's storage in our database while the body runs."""
+    storage = _open_storage(url)
+    try:
+        yield storage
+    finally:
+        _close(storage)
+
+
+def _close(storage: optuna.storages.RDBStorage) -> None:
+    storage.remove_session()
+    storage.engine.dispose()
+
+
+def _open_storage(url: URL) -> optuna.storages.RDBStorage:
     connect_args: dict[str, Any] = {"timeout": 30} if url.drivername == "sqlite" else {"connect_timeout": 10}
     return optuna.storages.RDBStorage(
         url.render_as_string(hide_password=False), engine_kwargs={"connect_args": connect_args}
@@ -127,8 +142,8 @@ def open_storage(url: URL) -> optuna.storages.RDBStorage:
 
 def delete_study(url: URL, name: str) -> None:
     """Delete a study on Optuna's side, if it is there."""
-    with contextlib.suppress(KeyError):
-        optuna.delete_study(study_name=name, storage=open_storage(url))
+    with optuna_storage(url) as storage, contextlib.suppress(KeyError):
+        optuna.delete_study(study_name=name, storage=storage)
 
 
 def sampler_for(seed: int | None, number: int, pruned: int) -> optuna.samplers.BaseSampler:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,7 +113,7 @@ def open_session(plan: Plan) -> Iterator[Session]:
         UsageError: The study exists with another workload, budget, target or objective.
         StoreError: The database cannot be used, or another driver holds the study.
     """
-    with store_errors(plan.url), _predictor(plan) as predictor:
+    with store_errors(plan.url), _predictor(plan) as predictor, contextlib.ExitStack() as closing:
         existing = _existing_study(plan)
         if existing is not None:
             _check_same(plan, existing)
@@ -125,12 +126,16 @@ def open_session(plan: Plan) -> Iterator[Session]:
         study_id = writer.create_study(_new_study(plan, context_bytes))
         writer.claim_study(study_id, owner)
         try:
-            optuna_study = OptunaStudy(
-                plan.url,
-                plan.name,
-                maximize=plan.loaded.workload.objective.maximize,
-                single=plan.single,
-                seed=plan.seed,
+            optuna_study = closing.enter_context(
+                contextlib.closing(
+                    OptunaStudy(
+                        plan.url,
+                        plan.name,
+                        maximize=plan.loaded.workload.objective.maximize,
+                        single=plan.single,
+                        seed=plan.seed,
+                    )
+                )
             )
             study = reader.study(plan.name)
             seed_base = plan.seed if plan.seed is not None else random.SystemRandom().getrandbits(31)

@@ -94,7 +94,7 @@ class Reader:
         outcome = func.coalesce(schema.trial.c.outcome, "running")
         query = select(outcome, func.count()).where(schema.trial.c.study_id == study_id).group_by(outcome)
         with self._engine.connect() as connection:
-            return dict(connection.execute(query).tuples().all())
+            return {row[0]: row[1] for row in connection.execute(query)}
 
     def front(self, study_id: int, budget_bytes: int | None = None) -> list[TrialRecord]:
         """Return the Pareto front of metric against peak memory, smallest peak first.

@@ -1,0 +1,163 @@
+"""A session whose predictions and trials are functions: the loop's own behaviour, without children."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from tuner.execution.run_folder import Request, RunFolder
+from tuner.memory.prediction import Estimate
+from tuner.memory.predictor import Predictor
+from tuner.processes import this_process
+from tuner.records import Outcome, Peaks, Prediction, TrialResult
+from tuner.scheduling.devices import Place
+from tuner.search.loop import Ended, Goal, Stopper, StudyLoop
+from tuner.search.optuna_study import OptunaStudy
+from tuner.search.recover import recover
+from tuner.search.session import Plan, Session
+from tuner.settings import resolve
+from tuner.store import migrations
+from tuner.store.engine import open_engine, parse_url
+from tuner.store.reader import Reader
+from tuner.store.writer import NewStudy, Writer
+from tuner.units import GIB, MIB
+from tuner.workload import LoadedWorkload, Maximize, Workload
+
+CONTEXT = 400 * MIB
+BUDGET = GIB
+
+
+class Widths(Workload):
+    """One whole number from 2 to 20; `per_width` MiB each."""
+
+    objective = Maximize("score")
+
+    def suggest(self, trial: Any) -> dict[str, Any]:
+        return {"width": trial.suggest_int("width", 2, 20)}
+
+
+class FunctionPredictor:
+    """Predicts `allocated(params)` bytes above the context."""
+
+    def __init__(self, allocated: Callable[[dict[str, Any]], int | None]) -> None:
+        self._allocated = allocated
+
+    def estimate(self, params: dict[str, Any]) -> Estimate:
+        size = self._allocated(params)
+        return Estimate(size, size, size, notes=() if size is not None else ("cannot be traced: so",))
+
+
+class FunctionLauncher:
+    """Ends each trial with `result(params)`; keeps what was launched."""
+
+    def __init__(self, result: Callable[[dict[str, Any]], TrialResult]) -> None:
+        self._result = result
+        self.launched: list[dict[str, Any]] = []
+
+    def run(self, folder: RunFolder, request: Request, **kwargs: Any) -> TrialResult:
+        self.launched.append(request.params)
+        return self._result(request.params)
+
+
+class Watcher:
+    """Keeps what an observer is told."""
+
+    def __init__(self) -> None:
+        self.trials: list[Ended] = []
+
+    def launched(self, number: int, params: dict[str, Any], prediction: Prediction) -> None:
+        pass
+
+    def ended(self, trial: Ended) -> None:
+        self.trials.append(trial)
+
+
+def fits(params: dict[str, Any]) -> int:
+    """Return 36 MiB per unit of width: with the context, up to about 16 fit."""
+    return int(params["width"]) * 36 * MIB
+
+
+def completed(params: dict[str, Any]) -> TrialResult:
+    """Return a result that is better for wider models, and measured as predicted."""
+    peaks = Peaks(CONTEXT + fits(params) + 12 * MIB, "VmHWM", fits(params))
+    return TrialResult(Outcome.COMPLETED, value=params["width"] / 20, peaks=peaks, seconds=1.0)
+
+
+@contextmanager
+def session_on(
+    url_text: str,
+    folder: Path,
+    *,
+    allocated: Callable[[dict[str, Any]], int | None] = fits,
+    seed: int | None = None,
+    single: bool = False,
+    workload: Workload | None = None,
+) -> Iterator[Session]:
+    """Open a study called `widths` as `tuner run` would."""
+    url = parse_url(url_text)
+    workload = workload or Widths()
+    engine = open_engine(url)
+    migrations.upgrade(engine)
+    writer, reader, owner = Writer(engine), Reader(engine), this_process()
+    loaded = LoadedWorkload(workload, "widths.py:Widths", "widths:Widths", "0" * 64)
+    plan = Plan(
+        loaded=loaded,
+        place=Place("cpu", "a CPU", None, 64 * GIB, 32 * GIB),
+        name="widths",
+        budget_bytes=BUDGET,
+        single=single,
+        seed=seed,
+        threads=1,
+        runs_dir=folder / "runs",
+        url=url,
+        settings=resolve({}, ["trials"]),
+    )
+    new = NewStudy(
+        name="widths",
+        workload=loaded.identity,
+        workload_reference=loaded.reference,
+        workload_digest=loaded.digest,
+        target="cpu",
+        device_name="a CPU",
+        budget_bytes=BUDGET,
+        metric="score",
+        direction="maximize",
+        single=single,
+        seed=seed,
+        context_bytes=CONTEXT,
+        settings={},
+        tuner_version="0",
+    )
+    study_id = writer.create_study(new)
+    writer.claim_study(study_id, owner)
+    optuna_study = OptunaStudy(url, "widths", maximize=True, single=single, seed=seed)
+    predictor = cast("Predictor", FunctionPredictor(allocated))
+    try:
+        study = reader.study("widths")
+        session = Session(plan, study, owner, writer, reader, optuna_study, predictor, seed or 7)
+        recover(session)
+        yield session
+    finally:
+        optuna_study.close()
+        writer.release_study(study_id)
+        engine.dispose()
+
+
+def run_loop(
+    session: Session,
+    goal: Goal,
+    result: Callable[[dict[str, Any]], TrialResult] = completed,
+    stopper: Stopper | None = None,
+) -> tuple[FunctionLauncher, Watcher]:
+    """Run the loop; return what was launched and what was seen."""
+    launcher, watcher = FunctionLauncher(result), Watcher()
+    StudyLoop(session, launcher, watcher, goal, stopper or Stopper()).run()
+    return launcher, watcher
+
+
+def failing(outcome: Outcome) -> Callable[[dict[str, Any]], TrialResult]:
+    """Return a result function that ends every trial with `outcome`."""
+    return lambda params: dataclasses.replace(completed(params), outcome=outcome, value=None)
