@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 
 from alembic import context
+from sqlalchemy import Connection
 
 from tuner.store.engine import DEFAULT_URL, open_engine, parse_url
+from tuner.store.migrations import views_aside
 from tuner.store.schema import VERSION_TABLE, VIEWS, metadata
 
 
@@ -15,7 +17,7 @@ def include_name(name: str | None, kind: str, parents: object) -> bool:
     return kind != "table" or (name is not None and name.startswith("tuner_") and name not in VIEWS)
 
 
-def run(connection: object) -> None:
+def run(connection: Connection) -> None:
     """Run the revisions in the transaction of `connection`."""
     context.configure(
         connection=connection,
@@ -25,7 +27,8 @@ def run(connection: object) -> None:
         render_as_batch=True,
         transactional_ddl=False,  # the caller's transaction holds all of it, views included
     )
-    context.run_migrations()
+    with views_aside(connection):
+        context.run_migrations()
 
 
 given = context.config.attributes.get("connection")

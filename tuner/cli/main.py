@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 import traceback
@@ -9,7 +10,7 @@ import traceback
 import click
 
 import tuner
-from tuner.errors import TunerError
+from tuner.errors import StoreError, TunerError
 
 # Subcommand → module below tuner.cli; imported only when used, so that help stays fast.
 COMMANDS = {
@@ -104,6 +105,13 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output went away, as `head` does
         sys.exit(0)
+    except OSError as error:
+        if debug:
+            traceback.print_exc()
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        place = f"{error.filename}: " if error.filename else ""
+        _say(f"{place}{'the disk is full' if full else error.strerror or error}", None)
+        sys.exit(StoreError.exit_code if full else 1)
     except Exception as error:
         if debug:
             raise

@@ -141,7 +141,7 @@ def open_session(plan: Plan) -> Iterator[Session]:
             seed_base = plan.seed if plan.seed is not None else random.SystemRandom().getrandbits(31)
             yield Session(plan, study, owner, writer, reader, optuna_study, predictor, seed_base)
         finally:
-            writer.release_study(study_id)
+            writer.release_study(study_id, owner)
             engine.dispose()
 
 

@@ -7,7 +7,6 @@ and database, and messages of the driver are cleaned before they are passed on.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from tuner.errors import StoreError, UsageError
 DEFAULT_URL = "sqlite:///tuner.db"
 _BUSY_TIMEOUT_SECONDS = 30
 _URL_HINT = "a storage URL looks like sqlite:///tuner.db or postgresql://user:password@host/database"
+_SHORTEST_SECRET = 3  # a query value such as connect_timeout=1 would only garble a message
 _DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
 
 
@@ -31,24 +31,30 @@ def parse_url(text: str) -> URL:
 
     Raises:
         UsageError: It is not a URL of SQLite or PostgreSQL; the message does not repeat it.
-    """
+    """  # noqa: DOC501 - _unencoded() makes a UsageError
     scheme, separator, rest = text.partition("://")
     driver = _DRIVERS.get(scheme.partition("+")[0])
     if not separator or driver is None:
         raise UsageError("the storage URL is not one of SQLite or PostgreSQL", hint=_URL_HINT)
     authority = rest.partition("?")[0]
     if driver != "sqlite" and (authority.count("@") > 1 or re.search(r":[^@/]*[/%?#][^@]*@", _encoded(rest))):
-        raise UsageError(
-            "the storage URL's password holds a character that a URL cannot hold as it is",
-            hint="percent-encode it: @ is %40, / is %2F, : is %3A, ? is %3F, % is %25",
-        )
+        raise _unencoded()
     try:
         url = make_url(text).set(drivername=driver)
     except (ArgumentError, ValueError) as error:
         raise UsageError("the storage URL cannot be parsed", hint=_URL_HINT) from error
-    if driver == "sqlite" and not url.database:
+    if driver == "sqlite" and url.database in (None, "", ":memory:"):
         raise UsageError("the storage URL names no file", hint=_URL_HINT)
+    if driver != "sqlite" and "@" in (url.database or ""):
+        raise _unencoded()
     return url
+
+
+def _unencoded() -> UsageError:
+    return UsageError(
+        "the storage URL's user or password holds a character that a URL cannot hold as it is",
+        hint="percent-encode it: @ is %40, / is %2F, : is %3A, ? is %3F, % is %25",
+    )
 
 
 def _encoded(rest: str) -> str:
@@ -73,11 +79,12 @@ def open_engine(url: URL, *, read_only: bool = False, busy_timeout_seconds: floa
     """
     if url.drivername != "sqlite":
         return _postgresql(url, read_only=read_only)
+    timeout_seconds = _BUSY_TIMEOUT_SECONDS if busy_timeout_seconds is None else busy_timeout_seconds
     path = Path(url.database or "")
     target = f"file:{_quoted(path)}?mode={'ro' if read_only else 'rwc'}"
     engine = create_engine(
         URL.create("sqlite", database=target, query={"uri": "true"}),
-        connect_args={"timeout": busy_timeout_seconds or _BUSY_TIMEOUT_SECONDS, "check_same_thread": False},
+        connect_args={"timeout": timeout_seconds, "check_same_thread": False},
     )
 
     @event.listens_for(engine, "connect")
@@ -122,23 +129,30 @@ def store_errors(url: URL) -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
-        raise StoreError(*_explained(error, url)) from None
-    except OSError as error:
-        raise StoreError(f"{describe_url(url)} cannot be used: {os.strerror(error.errno or 0)}") from None
+        raise StoreError(_explained(error, url)) from None
 
 
-def _explained(error: SQLAlchemyError, url: URL) -> tuple[str]:
+def _secrets(url: URL) -> Iterator[str]:
+    if url.password:
+        yield str(url.password)
+    for value in url.query.values():
+        for text in (value,) if isinstance(value, str) else value:
+            if len(text) > _SHORTEST_SECRET:
+                yield text
+
+
+def _explained(error: SQLAlchemyError, url: URL) -> str:
     if isinstance(error, NoSuchModuleError):
-        return (f"no driver is installed for {url.drivername}",)
+        return f"no driver is installed for {url.drivername}"
     cause = error.orig if isinstance(error, DBAPIError) else error
     text = " ".join(str(cause).split())
-    for secret in filter(None, (url.password, *map(str, url.query.values()))):
-        text = text.replace(str(secret), "***")
+    for secret in _secrets(url):
+        text = text.replace(secret, "***")
     place = describe_url(url)
     if "unable to open database file" in text:
-        return (f"{place} cannot be opened: is its folder there, and may it be written?",)
+        return f"{place} cannot be opened: is its folder there, and may it be written?"
     if "database is locked" in text:
-        return (f"{place} is locked by another program",)
+        return f"{place} is locked by another program"
     if "disk is full" in text or "No space left" in text or "disk I/O error" in text:
-        return (f"{place} cannot be written: the disk is full, or its quota is used up ({text[:80]})",)
-    return (f"{place} cannot be used: {text[:300]}",)
+        return f"{place} cannot be written: the disk is full, or its quota is used up ({text[:80]})"
+    return f"{place} cannot be used: {text[:300]}"

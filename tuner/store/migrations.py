@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 from alembic import command
 from alembic.config import Config
@@ -19,8 +20,8 @@ from alembic.util import CommandError
 from filelock import FileLock
 from sqlalchemy import Connection, Engine, inspect, text
 
-from tuner.errors import SchemaError
-from tuner.store.schema import VERSION_TABLE, VIEWS
+from tuner.errors import SchemaError, StoreError
+from tuner.store.schema import VERSION_TABLE, VIEWS, trial
 
 _ADVISORY_LOCK = 0x74756E6572  # "tuner": no other application is likely to take this number
 
@@ -45,14 +46,21 @@ def upgrade(engine: Engine) -> bool:
 
 
 def upgrade_connection(connection: Connection) -> None:
-    """Run every outstanding revision in the connection's transaction."""
-    for view in reversed(VIEWS):
-        connection.execute(text(f"DROP VIEW IF EXISTS {view}"))
+    """Run every outstanding revision in the connection's transaction (alembic/env.py)."""
     config = _config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
-    for statement in VIEWS.values():
-        connection.execute(text(statement))
+
+
+@contextlib.contextmanager
+def views_aside(connection: Connection) -> Iterator[None]:
+    """Drop our views while the body changes tables, and create them afterwards."""
+    for view in reversed(VIEWS):
+        connection.execute(text(f"DROP VIEW IF EXISTS {view}"))
+    yield
+    if inspect(connection).has_table(trial.name):
+        for statement in VIEWS.values():
+            connection.execute(text(statement))
 
 
 def current_revision(engine: Engine) -> str | None:
@@ -140,6 +148,13 @@ def _file_lock(engine: Engine) -> Iterator[None]:
     if engine.dialect.name != "sqlite":
         yield
         return
-    path = database.removeprefix("file:").partition("?")[0]
-    with FileLock(f"{path}.migration.lock"):
+    path = unquote(database.removeprefix("file:").partition("?")[0])
+    lock = FileLock(f"{path}.migration.lock")
+    try:
+        lock.acquire()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be created: {error.strerror or error}") from None
+    try:
         yield
+    finally:
+        lock.release()

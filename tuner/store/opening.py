@@ -28,8 +28,12 @@ def open_existing(url: URL, *, busy_timeout_seconds: float | None = None) -> Eng
             hint="start a study: tuner run studies/digits_cnn.py",
         )
     engine = open_engine(url, read_only=True, busy_timeout_seconds=busy_timeout_seconds)
-    with store_errors(url):
-        migrations.require_current(engine)
+    try:
+        with store_errors(url):
+            migrations.require_current(engine)
+    except BaseException:
+        engine.dispose()
+        raise
     return engine
 
 

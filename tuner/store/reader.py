@@ -107,7 +107,7 @@ class Reader:
         """
         numbers = self._front_numbers(study_id, budget_bytes)
         known = {trial.number: trial for trial in self.trials(study_id, ["completed"])}
-        return [known[number] for number in numbers]
+        return [known[number] for number in numbers if number in known]
 
     def _front_numbers(self, study_id: int, budget_bytes: int | None) -> list[int]:
         # A smaller budget only cuts the front: points below it are not dominated by larger ones.
@@ -138,5 +138,7 @@ def _trial(row: Row[Any]) -> TrialRecord:
 
 
 def _aware(moment: datetime | None) -> Any:
-    """Return a moment in UTC: SQLite gives it back without its zone."""
-    return moment if moment is None or moment.tzinfo else moment.replace(tzinfo=UTC)
+    """Return a moment in UTC: SQLite gives it without its zone, PostgreSQL in the server's."""
+    if moment is None:
+        return None
+    return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -108,11 +108,17 @@ def to_storable(value: Any) -> Any:
         return [to_storable(item) for item in value]
     if isinstance(value, (str, bool, int)) or value is None:
         return value
-    if hasattr(value, "item"):  # a number from NumPy or a tensor of one element
-        return to_storable(value.item())
     if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    return str(value)
+        return float(value) if math.isfinite(value) else str(float(value))
+    if hasattr(value, "tolist"):  # a number or an array from NumPy, or a tensor
+        plain = value.tolist()
+        return to_storable(plain) if type(plain) is not type(value) else to_storable(float(value))
+    return storable_text(str(value))
+
+
+def storable_text(text: str) -> str:
+    """Return a text that both databases hold: no lone surrogates, no NUL."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
 def from_storable(value: Any) -> Any:

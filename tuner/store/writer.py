@@ -7,17 +7,21 @@ twice is recorded once.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Engine, Row, Table, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
 
 from tuner.errors import StoreError, StudyBusy
 from tuner.processes import is_alive
 from tuner.records import Outcome, Owner, Prediction, TrialResult
 from tuner.store import schema
-from tuner.store.rows import to_storable
+from tuner.store.rows import storable_text, to_storable
 
+_METRIC_NAME_LIMIT = 255
 _OWNER_SILENT_AFTER = timedelta(seconds=90)  # for an owner on another host, whose process we cannot see
 
 
@@ -49,15 +53,8 @@ class Writer:
 
     def create_study(self, new: NewStudy) -> int:
         """Add a study and return its id; an existing one of that name is returned as it is."""
-        with self._engine.begin() as connection:
-            known = connection.execute(
-                select(schema.study.c.id).where(schema.study.c.name == new.name)
-            ).scalar()
-            if known is not None:
-                return int(known)
-            values = {**dataclasses.asdict(new), "settings": to_storable(new.settings)}
-            values["created_at"] = _now()
-            return _inserted(connection, schema.study, values)
+        values = {**dataclasses.asdict(new), "settings": to_storable(new.settings), "created_at": _now()}
+        return self._find_or_insert(schema.study, values, schema.study.c.name == new.name)
 
     def claim_study(self, study_id: int, owner: Owner) -> None:
         """Become the study's driver, and clear an earlier request to stop.
@@ -86,7 +83,7 @@ class Writer:
         with self._engine.begin() as connection:
             connection.execute(
                 update(schema.study)
-                .where(schema.study.c.id == study_id, schema.study.c.owner_pid == owner.pid)
+                .where(schema.study.c.id == study_id, *_held_by(owner))
                 .values(owner_seen_at=_now())
             )
             reason: str | None = connection.execute(
@@ -94,11 +91,13 @@ class Writer:
             ).scalar()
             return reason
 
-    def release_study(self, study_id: int) -> None:
-        """Stop being the study's driver."""
+    def release_study(self, study_id: int, owner: Owner) -> None:
+        """Stop being the study's driver; if another one has taken it over, it stays its."""
         with self._engine.begin() as connection:
             connection.execute(
-                update(schema.study).where(schema.study.c.id == study_id).values(**_owner_values(None))
+                update(schema.study)
+                .where(schema.study.c.id == study_id, *_held_by(owner))
+                .values(**_owner_values(None))
             )
 
     def request_stop(self, study_id: int, reason: str) -> None:
@@ -125,25 +124,20 @@ class Writer:
         repeats: int | None = None,
     ) -> int:
         """Add a trial that was asked for; return its id. A known number is returned as it is."""
-        with self._engine.begin() as connection:
-            known = connection.execute(
-                select(schema.trial.c.id).where(
-                    schema.trial.c.study_id == study_id, schema.trial.c.number == number
-                )
-            ).scalar()
-            if known is not None:
-                return int(known)
-            values = {
-                "study_id": study_id,
-                "number": number,
-                "params": to_storable(params),
-                "seed": seed,
-                "audit": audit,
-                "repeats": repeats,
-                "asked_at": _now(),
-                **_owner_values(owner),
-            }
-            return _inserted(connection, schema.trial, values)
+        values = {
+            "study_id": study_id,
+            "number": number,
+            "params": to_storable(params),
+            "seed": seed,
+            "audit": audit,
+            "repeats": repeats,
+            "asked_at": _now(),
+            **_owner_values(owner),
+        }
+        columns = schema.trial.c
+        return self._find_or_insert(
+            schema.trial, values, columns.study_id == study_id, columns.number == number
+        )
 
     def record_prediction(self, trial_id: int, prediction: Prediction) -> None:
         """Store what was predicted for a trial."""
@@ -175,7 +169,7 @@ class Writer:
                 .where(schema.trial.c.id == trial_id, schema.trial.c.outcome.is_(None))
                 .values(
                     outcome=result.outcome,
-                    value=result.value,
+                    value=None if result.value is None or math.isnan(result.value) else result.value,
                     peak_bytes=peaks.device_bytes,
                     peak_source=peaks.source,
                     allocated_bytes=peaks.allocated_bytes,
@@ -183,10 +177,10 @@ class Writer:
                     baseline_bytes=peaks.baseline_bytes,
                     phases=to_storable(peaks.phases),
                     metrics=to_storable(result.metrics),
-                    reason=None if failure is None else failure.reason,
+                    reason=None if failure is None else storable_text(failure.reason),
                     failure=None if failure is None else to_storable(failure.to_json()),
                     environment=to_storable(result.environment),
-                    warnings=list(result.warnings),
+                    warnings=to_storable(result.warnings),
                     checkpoint=result.checkpoint,
                     ended_at=_now(),
                     seconds=result.seconds if result.outcome.launched else None,
@@ -202,12 +196,23 @@ class Writer:
             connection.execute(
                 update(schema.trial)
                 .where(schema.trial.c.id == trial_id, schema.trial.c.outcome.is_(None))
-                .values(outcome=outcome, reason=reason, ended_at=_now(), **_owner_values(None))
+                .values(outcome=outcome, reason=storable_text(reason), ended_at=_now(), **_owner_values(None))
             )
 
     def forget_checkpoint(self, trial_id: int) -> None:
         """Note that a trial's kept weights are gone."""
         self._update_trial(trial_id, checkpoint=None)
+
+    def _find_or_insert(self, table: Table, values: dict[str, Any], *where: ColumnElement[bool]) -> int:
+        """Return the id of the row that is there, or of a new one."""
+        query = select(table.c.id).where(*where)
+        try:
+            with self._engine.begin() as connection:
+                known = connection.execute(query).scalar()
+                return _inserted(connection, table, values) if known is None else int(known)
+        except IntegrityError:  # another process inserted it in between
+            with self._engine.begin() as connection:
+                return int(connection.execute(query).scalar_one())
 
     def _update_trial(self, trial_id: int, **values: Any) -> None:
         with self._engine.begin() as connection:
@@ -231,6 +236,11 @@ def _still_holds(holder: Owner, seen_at: datetime | None) -> bool:
     return datetime.now(UTC) - seen < _OWNER_SILENT_AFTER
 
 
+def _held_by(owner: Owner) -> tuple[ColumnElement[bool], ...]:
+    columns = schema.study.c
+    return tuple(columns[name] == value for name, value in _owner_values(owner).items())
+
+
 def _owner_values(owner: Owner | None) -> dict[str, Any]:
     return {
         "owner_host": None if owner is None else owner.host,
@@ -245,8 +255,8 @@ def _add_metrics(connection: Connection, trial_id: int, result: TrialResult) -> 
         {
             "trial_id": trial_id,
             "epoch": epoch.epoch,
-            "name": name[:255],
-            "value": None if value != value else value,  # NaN
+            "name": _metric_name(name),
+            "value": None if math.isnan(value) else value,
             "seconds": epoch.seconds,
             "peak_bytes": epoch.peak_bytes,
         }
@@ -255,6 +265,14 @@ def _add_metrics(connection: Connection, trial_id: int, result: TrialResult) -> 
     ]
     if rows:
         connection.execute(insert(schema.metric), rows)
+
+
+def _metric_name(name: str) -> str:
+    """Return a name that fits its column: a long one is cut, and stays unique."""
+    name = storable_text(name)
+    if len(name) <= _METRIC_NAME_LIMIT:
+        return name
+    return f"{name[: _METRIC_NAME_LIMIT - 9]}…{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _inserted(connection: Connection, table: Any, values: dict[str, Any]) -> int:
