@@ -172,7 +172,8 @@ def _strip(outcome: str, trials: Sequence[TrialRecord]) -> Any:
 
 def _hover(title: str, study: StudyRecord) -> str:
     metric = html.escape(study.metric).replace("%", "")
-    return f"{title} %{{customdata[0]}}<br>{metric} %{{y:.4g}}, %{{x:.1f}} MiB<br>%{{customdata[1]}}<extra></extra>"
+    point = f"{title} %{{customdata[0]}}<br>{metric} %{{y:.4g}}, %{{x:.1f}} MiB"
+    return f"{point}<br>%{{customdata[1]}}<extra></extra>"
 
 
 def _text(trial: TrialRecord) -> str:

@@ -104,7 +104,6 @@ def test_a_child_ends_as_subprocess_says_it_ends(code: str, tmp_path: Path) -> N
 
 def test_a_child_reports_its_own_peak_not_the_supervisors(tmp_path: Path) -> None:
     ends = [python(code, tmp_path).wait(30) for code in ("pass", "x = bytearray(64 << 20)")]
-
     peaks = [status.max_resident_bytes or 0 for status in ends if status is not None]
     # 64 MiB are filled; 8 MiB for what differs between two interpreters.
     assert abs(peaks[1] - peaks[0] - (64 << 20)) < 8 << 20

@@ -52,15 +52,15 @@ def wait_for_launch(folder: Path, count: int, seconds: float = 60) -> None:
 
 
 def test_a_study_on_real_data_from_end_to_end(tuner: Tuner, tmp_path: Path) -> None:
-    done = tuner("run", DIGITS, "--budget", "700MiB", "--trials", "4", "--seed", "1")
+    done = tuner("run", DIGITS, "--budget", "700MiB", "--trials", "3", "--seed", "1")
     assert done.returncode == 0, done.stderr
     assert "accuracy" in done.stdout
     rows = query(tmp_path, ROWS)
     launched = [row for row in rows if row[1] != "pruned_memory"]
-    assert len(launched) == 4
+    assert len(launched) == 3
     assert any(row[1] == "pruned_memory" for row in rows), "seed 1 draws configurations that are too big"
     completed = [row for row in rows if row[1] == "completed"]
-    assert len(completed) >= 3
+    assert len(completed) >= 2
     # Predicted against measured device bytes: the target is 10 % in the median, asked of each here.
     assert all(row[4] == pytest.approx(row[3], rel=0.1) for row in completed)
     allocated = query(
@@ -108,7 +108,7 @@ def test_a_seed_makes_a_study_repeatable(tuner: Tuner, tmp_path: Path) -> None:
     for name in ("first", "second"):
         folder = tmp_path / name
         folder.mkdir()
-        done = tuner("run", TINY, "--trials", "13", "--seed", "5", "--budget", "600MiB", cwd=folder)
+        done = tuner("run", TINY, "--trials", "12", "--seed", "5", cwd=folder)
         assert done.returncode == 0, done.stderr
         seen.append(
             query(folder, "SELECT number, outcome, value, verdict, params, metrics FROM tuner_trials")
@@ -149,7 +149,8 @@ def test_ctrl_c_once_finishes_the_trial_twice_stops_it(
     assert "the same command continues the study" in stderr
     assert [row[1] for row in query(tmp_path, ROWS)] == [outcome]
     assert processes_with(str(tmp_path)) == []
-    assert tuner("run", TINY, "--trials", "2").returncode == 0
+    again = tuner("run", TINY, "--trials", "2", TINY_MODES="slow", TINY_SLEEP="0.01")
+    assert again.returncode == 0, again.stderr
 
 
 def test_a_second_live_driver_is_refused_and_stop_ends_the_first(tuner: Tuner, tmp_path: Path) -> None:

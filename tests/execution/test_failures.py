@@ -43,7 +43,7 @@ def host_errors() -> dict[str, Exception]:
         "MemoryError": caught(lambda: bytearray(1 << 60)),
         "ENOMEM": caught(lambda: mmap.mmap(-1, 1 << 60)),
         "bad_alloc": RuntimeError("std::bad_alloc"),
-        "fork": OSError(12, "Cannot allocate memory"),
+        "ENOMEM in German": OSError(12, "Nicht genügend Hauptspeicher verfügbar"),
         "oneDNN": RuntimeError("could not create a memory object"),
     }
 

@@ -40,6 +40,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
                 params={"width": width, "batch_size": 16, "mode": mode},
                 device="cpu",
                 reservation_bytes=cap,
+                context_bytes=None,
                 seed=seed,
                 threads=1,
                 example_steps=(3, 2),

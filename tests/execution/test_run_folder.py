@@ -22,6 +22,7 @@ REQUEST = Request(
     params={"width": 64, "rate": 1e-3, "kind": "plain", "amp": True, "none": None},
     device="cpu",
     reservation_bytes=700 << 20,
+    context_bytes=None,
     seed=None,
     threads=2,
     example_steps=(3, 2),

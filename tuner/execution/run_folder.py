@@ -32,6 +32,8 @@ class Request:
         params: The configuration.
         device: `cpu` or `cuda`.
         reservation_bytes: The cap on device bytes; None for no cap.
+        context_bytes: What counts as taken before training; None: what is measured then. A seeded
+            study gives its frozen context, so that a trial near the cap ends the same way again.
         seed: Seeds every random generator; None leaves them as they start.
         threads: Intra-op threads.
         example_steps: (training, evaluation) steps of the profile on a CPU target.
@@ -41,6 +43,7 @@ class Request:
     params: dict[str, Any]
     device: str
     reservation_bytes: int | None
+    context_bytes: int | None
     seed: int | None
     threads: int
     example_steps: tuple[int, int]

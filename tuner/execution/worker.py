@@ -82,9 +82,9 @@ class _Trial:
             return self._with_profile(result, workload)
         return result
 
-    def _cap(self) -> None:
+    def _cap(self, taken_bytes: int | None = None) -> None:
         if self._request.reservation_bytes is not None:
-            self._meter.cap(self._request.reservation_bytes)
+            self._meter.cap(self._request.reservation_bytes, taken_bytes)
 
     def _train(self) -> Workload:
         request = self._request
@@ -93,7 +93,7 @@ class _Trial:
             if request.seed is not None:
                 _seed(request.seed)
             loaders = workload.open_loaders(request.params)
-        self._cap()
+        self._cap(request.context_bytes)
         with self._meter.phase("setup"):
             state = workload.setup(request.params, self._device)
         self._run = Run(

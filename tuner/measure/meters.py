@@ -26,8 +26,13 @@ class Meter(Protocol):
 
     current_phase: str
 
-    def cap(self, reservation_bytes: int) -> None:
-        """Let this process take no more than `reservation_bytes` on the device."""
+    def cap(self, reservation_bytes: int, taken_bytes: int | None = None) -> None:
+        """Let this process take no more than `reservation_bytes` on the device.
+
+        Args:
+            reservation_bytes: The cap, context included.
+            taken_bytes: What counts as taken already; None: what is measured.
+        """
 
     def lift_cap(self) -> None:
         """Undo `cap`."""
@@ -64,8 +69,8 @@ class CpuMeter:
         self._baseline_bytes = None if memory is None else memory.resident_bytes
         self._usual_limit = resource.getrlimit(resource.RLIMIT_DATA)
 
-    def cap(self, reservation_bytes: int) -> None:
-        """Let the data segment grow by the reservation less what is resident already.
+    def cap(self, reservation_bytes: int, taken_bytes: int | None = None) -> None:
+        """Let the data segment grow by the reservation less what is taken already.
 
         Raises:
             MemoryError: More than the reservation is resident already.
@@ -73,10 +78,11 @@ class CpuMeter:
         memory = process_memory()
         if memory is None:
             return
-        allowed_bytes = reservation_bytes - memory.resident_bytes
+        taken_bytes = memory.resident_bytes if taken_bytes is None else taken_bytes
+        allowed_bytes = reservation_bytes - taken_bytes
         if allowed_bytes <= 0:
             raise MemoryError(
-                f"{memory.resident_bytes} bytes are resident before training, "
+                f"{taken_bytes} bytes are resident before training, "
                 f"the reservation is {reservation_bytes}"
             )
         _, hard = self._usual_limit
@@ -143,11 +149,12 @@ class CudaMeter:
         torch.cuda.reset_peak_memory_stats(device)
         self._allocated_peak = 0
 
-    def cap(self, reservation_bytes: int) -> None:
+    def cap(self, reservation_bytes: int, taken_bytes: int | None = None) -> None:
         """Limit what the caching allocator may reserve."""
         import torch
 
-        allowed_bytes = max(0, reservation_bytes - (self._context_bytes or 0))
+        taken_bytes = (self._context_bytes or 0) if taken_bytes is None else taken_bytes
+        allowed_bytes = max(0, reservation_bytes - taken_bytes)
         torch.cuda.set_per_process_memory_fraction(min(1.0, allowed_bytes / self._total_bytes), self._device)
 
     def lift_cap(self) -> None:

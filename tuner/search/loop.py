@@ -192,6 +192,7 @@ class StudyLoop:
             params=params,
             device=session.plan.place.kind,
             reservation_bytes=session.study.budget_bytes,
+            context_bytes=session.study.context_bytes if session.study.seed is not None else None,
             seed=derived_seed(session.seed_base, trial.number),
             threads=session.plan.threads,
             example_steps=(TRAIN_STEPS, EVAL_STEPS),
