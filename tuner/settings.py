@@ -144,6 +144,8 @@ def _file_settings() -> tuple[dict[str, Any], str]:
             raise UsageError(f"{file_name} cannot be read: {error}") from error
         for key in keys:
             values = values.get(key, {})
+            if not isinstance(values, dict):
+                raise UsageError(f"{file_name}: [{key}] is not a table")
         normalised = {name.replace("-", "_"): value for name, value in values.items()}
         unknown = sorted(set(normalised) - set(SPECS))
         if unknown:

@@ -54,6 +54,8 @@ class StandInTrial:
         """Answer for a real number."""
         self.asked[name] = Range(low, high, step, log, whole=False)
         middle = math.sqrt(low * high) if log else (low + high) / 2
+        if step is not None:
+            middle = low + math.floor((middle - low) / step + 1e-9) * step
         value = float(self._number(name, float) if name in self._values else middle)
         self.params[name] = value
         return value
@@ -95,7 +97,10 @@ class StandInTrial:
     def _number(self, name: str, kind: type[int] | type[float]) -> float:
         text = self._values[name]
         try:
-            return kind(text)
+            number = kind(text)
+            if not math.isfinite(number):
+                raise ValueError
+            return number
         except ValueError:
             wanted = "a whole number" if kind is int else "a number"
             raise UsageError(f"{name} must be {wanted}, not '{text}'") from None

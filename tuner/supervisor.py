@@ -36,7 +36,7 @@ def main() -> None:
     while True:
         ready, _, _ = select.select([0, wake_read], [], [])
         if 0 in ready and not os.read(0, 4096):
-            os.killpg(child, signal.SIGKILL)
+            os.kill(child, signal.SIGKILL)  # it may not have a group of its own yet
             _, status, usage = os.wait4(child, 0)
             break
         if wake_read in ready:
@@ -51,6 +51,7 @@ def main() -> None:
 
 
 def _start(command: list[str], channels: list[int]) -> int:
+    supervisor = os.getpid()
     pid = os.fork()
     if pid:
         for fd in channels:
@@ -59,6 +60,8 @@ def _start(command: list[str], channels: list[int]) -> int:
     try:
         os.setsid()
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != supervisor:
+            os._exit(127)  # it ended before it could be watched
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDONLY)

@@ -42,7 +42,10 @@ def parse_bytes(text: str) -> int:
     unit = None if match is None else _UNITS.get(match["unit"].lower())
     if match is None or unit is None:
         raise UsageError(f"'{text}' is not a size", hint=_SIZE_HINT)
-    size_bytes = round(float(match["number"]) * unit)
+    try:
+        size_bytes = round(float(match["number"]) * unit)
+    except OverflowError:
+        raise UsageError(f"'{text[:80]}' is not a size", hint=_SIZE_HINT) from None
     if size_bytes <= 0:
         raise UsageError(f"a size must be positive, not '{text}'", hint=_SIZE_HINT)
     return size_bytes

@@ -157,7 +157,7 @@ def load_workload(reference: str) -> LoadedWorkload:
             hold exactly one workload and no class was named.
     """
     place, _, class_name = reference.partition(":")
-    is_path = place.endswith(".py") or "/" in place
+    is_path = place.endswith((".py", ".")) or "/" in place
     module = _module_at(Path(place)) if is_path else _module_named(place)
     cls = _the_workload(module, class_name or None, place)
     if not isinstance(getattr(cls, "objective", None), Objective):
@@ -168,11 +168,20 @@ def load_workload(reference: str) -> LoadedWorkload:
     where = str(Path(place).resolve()) if is_path else place
     source = Path(module.__file__ or "").read_bytes() if module.__file__ else b""
     return LoadedWorkload(
-        workload=cls(),
+        workload=_made(cls, place),
         reference=f"{where}:{cls.__name__}",
         identity=f"{Path(place).stem if is_path else place}:{cls.__name__}",
         digest=hashlib.sha256(source).hexdigest(),
     )
+
+
+def _made(cls: type[Workload], place: str) -> Workload:
+    try:
+        return cls()
+    except Exception as error:
+        raise WorkloadError(
+            f"{cls.__name__} in {place} cannot be made: {type(error).__name__}: {_one_line(error)}"
+        ) from error
 
 
 def _module_at(path: Path) -> ModuleType:
@@ -194,8 +203,9 @@ def _module_at(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise WorkloadError(f"{path}:{error.lineno} has a syntax error: {error.msg}") from error
-    except Exception as error:
+        where = path if error.filename in (None, str(path.resolve())) else error.filename
+        raise WorkloadError(f"{where}:{error.lineno} has a syntax error: {error.msg}") from error
+    except (Exception, SystemExit) as error:
         raise WorkloadError(
             f"{path} cannot be imported: {type(error).__name__}: {_one_line(error)}"
         ) from error
@@ -208,11 +218,15 @@ def _module_named(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise WorkloadError(
+                f"{name} cannot be imported: {type(error).__name__}: {_one_line(error)}"
+            ) from error
         raise WorkloadError(
             f"there is no study file or module '{name}'",
             hint="give a path such as studies/digits_cnn.py, or package.module:Class",
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise WorkloadError(
             f"{name} cannot be imported: {type(error).__name__}: {_one_line(error)}"
         ) from error
@@ -236,7 +250,7 @@ def _the_workload(module: ModuleType, class_name: str | None, place: str) -> typ
         raise WorkloadError(
             f"{place} has no workload", hint="a study file holds one subclass of tuner.Workload"
         )
-    if len(found) > 1:
+    if len(set(found.values())) > 1:
         raise WorkloadError(
             f"{place} has {len(found)} workloads: {known}", hint=f"name one: {place}:{min(found)}"
         )

@@ -96,6 +96,9 @@ def main() -> None:
     except click.exceptions.Abort:
         _say("aborted", None)
         sys.exit(130)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx is not None else "", err=True)
+        sys.exit(error.exit_code)
     except click.ClickException as error:
         hint = None
         if isinstance(error, click.UsageError) and error.ctx is not None:

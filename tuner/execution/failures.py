@@ -51,8 +51,13 @@ def classify(
     """
     import torch
 
-    text = _cut(str(error))
-    reason = f"{type(error).__name__}: {text.splitlines()[0] if text else ''}".rstrip(": ")
+    try:
+        text = _cut(str(error))
+    except Exception:
+        text = ""
+    first = text.splitlines()[0] if text else ""
+    first = first if len(first) <= 500 else first[:500] + " …"
+    reason = f"{type(error).__name__}: {first}".rstrip(": ")
     trace = _cut("".join(traceback.format_exception(error)))
     if isinstance(error, torch.OutOfMemoryError) and device.type == "cuda":
         return Outcome.OUT_OF_MEMORY, _cuda_failure(

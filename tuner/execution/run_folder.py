@@ -12,6 +12,7 @@ JSON with a version, no pickle.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -87,11 +88,18 @@ class RunFolder:
         return Request(**{**fields, "example_steps": tuple(fields["example_steps"])})
 
     def append_event(self, kind: str, **fields: Any) -> None:
-        """Add one event; a line is written at once or not at all."""
+        """Add one event; a line is written at once or not at all.
+
+        Raises:
+            OSError: The disk is full.
+        """
         line = json.dumps({"kind": kind, **fields}) + "\n"
         descriptor = os.open(self.path / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            os.write(descriptor, line.encode())
+            data = line.encode()
+            if (written := os.write(descriptor, data)) < len(data):
+                os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path / "events.jsonl"))
         finally:
             os.close(descriptor)
 
@@ -141,7 +149,7 @@ class RunFolder:
 def folder_name(study: str) -> str:
     """Return a folder's name for a study: readable, unique, and never a path."""
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", study).strip(".-")[:60]
-    if readable == study:
+    if readable == study and not re.search(r"-[0-9a-f]{8}$", study):
         return readable
     return f"{readable or 'study'}-{hashlib.sha256(study.encode()).hexdigest()[:8]}"
 

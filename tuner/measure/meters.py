@@ -82,8 +82,7 @@ class CpuMeter:
         allowed_bytes = reservation_bytes - taken_bytes
         if allowed_bytes <= 0:
             raise MemoryError(
-                f"{taken_bytes} bytes are resident before training, "
-                f"the reservation is {reservation_bytes}"
+                f"{taken_bytes} bytes are resident before training, the reservation is {reservation_bytes}"
             )
         _, hard = self._usual_limit
         resource.setrlimit(resource.RLIMIT_DATA, (memory.data_bytes + allowed_bytes, hard))

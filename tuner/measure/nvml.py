@@ -6,6 +6,7 @@ reason is given as one sentence, so that a command that needs a GPU can say it.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +64,8 @@ def devices() -> Devices:
     except pynvml.NVMLError as error:
         return Devices((), _problem(error))
     finally:
-        pynvml.nvmlShutdown()
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
     return Devices(found, None if found else "the NVIDIA driver shows no GPU", driver)
 
 
@@ -89,14 +91,22 @@ def process_use(visible: str, pid: int) -> Use:
             if first.isdigit()
             else pynvml.nvmlDeviceGetHandleByUUID(first)
         )
-        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+        for process in _processes(pynvml, handle):
             if process.pid == pid and process.usedGpuMemory is not None:
                 return Use(int(process.usedGpuMemory), "nvml, this process")
         return Use(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used), "nvml, device-wide")
     except pynvml.NVMLError as error:
         return Use(None, _problem(error))
     finally:
-        pynvml.nvmlShutdown()
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _processes(pynvml: Any, handle: Any) -> list[Any]:
+    try:
+        return list(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    except (pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NotSupported):
+        return []
 
 
 def _device(pynvml: Any, index: int) -> Device:

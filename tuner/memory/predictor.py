@@ -103,10 +103,10 @@ class Predictor:
             self.close()
             return None, self._last_words()
         line = self._read_line()
-        if line is not None:
+        if line:
             answer: dict[str, Any] = json.loads(line)
             return answer, ""
-        ended = self._child.wait(0.5) if self._child is not None else None
+        ended = self._child.wait(0 if line is None else 10) if self._child is not None else None
         self.close()
         if ended is None:
             return None, f"tracing took longer than {self._timeout_seconds:.0f} s"
@@ -138,7 +138,7 @@ class Predictor:
                     return None
                 data = os.read(self._answers, 65536)
                 if not data:
-                    return None
+                    return b""
                 received += data
         return received
 

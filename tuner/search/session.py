@@ -83,6 +83,8 @@ def make_plan(study_file: str, settings: dict[str, Setting], threads: int) -> Pl
     loaded = load_workload(study_file)
     place = choose_place(values["target"])
     name = values["study_name"] or loaded.workload.study_name()
+    if not name.isprintable():
+        raise UsageError("a study's name is made of printable characters")
     if not name.strip() or len(name) > NAME_LIMIT:
         raise UsageError(f"a study's name has 1 to {NAME_LIMIT} characters, not {len(name)}")
     budget_bytes = values["budget"]
