@@ -1,0 +1,100 @@
+"""Writes docs/cli.md from the commands and docs/database.md from the models: `make docs`.
+
+With --check it writes nothing, and exits with 1 where a page is not what it would write.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from tuner.cli.main import group
+from tuner.store.schema import VIEWS, metadata
+
+DOCS = Path(__file__).parent
+_WIDTH = 96
+
+_QUERIES = {
+    "All trials, smallest first": (
+        "select number, outcome, value, peak_bytes, predicted_bytes from tuner_trials order by peak_bytes"
+    ),
+    "The front": "select number, value, peak_bytes from tuner_pareto where study = 'digits_cnn' order by peak_bytes",
+    "How far predictions are off, by study": (
+        "select study, count(*), avg(abs(1.0 * predicted_bytes / peak_bytes - 1)) as mean_error "
+        "from tuner_trials where outcome = 'completed' group by study"
+    ),
+    "What became of the trials": "select study, outcome, count(*) from tuner_trials group by study, outcome",
+}
+
+
+def cli_page() -> Iterator[str]:
+    """Yield docs/cli.md: every command's help, as it prints it."""
+    yield "# The command line\n"
+    yield "Generated from the commands (`make docs`); `tuner COMMAND --help` prints the same.\n"
+    yield from _help(group, ["tuner"])
+    yield "## Settings\n"
+    yield (
+        "Each is taken from the flag, else from `TUNER_NAME` (`TUNER_BUDGET=6GiB`), else from `tuner.toml` or\n"
+        '`[tool.tuner]` in `pyproject.toml` of the current folder (`budget = "6GiB"`), else from its default.\n'
+    )
+    yield "| setting | meaning |\n|---|---|"
+    from tuner.settings import SPECS
+
+    yield "\n".join(f"| `{name}` | {spec.help} |" for name, spec in SPECS.items()) + "\n"
+
+
+def _help(command: click.Command, path: list[str]) -> Iterator[str]:
+    context = click.Context(
+        command, info_name=" ".join(path), terminal_width=_WIDTH, max_content_width=_WIDTH
+    )
+    yield f"## {' '.join(path)}\n\n```\n{command.get_help(context).strip()}\n```\n"
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from _help(child, [*path, name])
+
+
+def database_page() -> Iterator[str]:
+    """Yield docs/database.md: the views, the tables with each column's meaning, and queries."""
+    yield "# The database\n"
+    yield (
+        "Generated from the models (`make docs`). One database holds Optuna's tables and ours (prefix `tuner_`):\n"
+        "SQLite by default, PostgreSQL for teams. Sizes are bytes, durations seconds, moments UTC.\n"
+    )
+    yield "## Views\n"
+    yield "`tuner_trials`: a row per trial, with its study. `tuner_pareto`: the trials on each study's front.\n"
+    for name, statement in VIEWS.items():
+        yield f"### {name}\n\n```sql{statement}\n```\n"
+    yield "## Tables\n"
+    for table in metadata.sorted_tables:
+        yield f"### {table.name}\n\n| column | type | meaning |\n|---|---|---|"
+        rows = (f"| `{c.name}` | {str(c.type).lower()} | {c.comment or ''} |" for c in table.columns)
+        yield "\n".join(rows) + "\n"
+    yield "## Queries\n"
+    for title, query in _QUERIES.items():
+        yield f"{title}:\n\n```sql\n{query}\n```\n"
+    yield 'From a shell: `sqlite3 tuner.db "select …"` or `psql URL -c "select …"`; from pandas:\n'
+    yield '```python\npandas.read_sql("select * from tuner_trials", "sqlite:///tuner.db")\n```'
+
+
+def main() -> None:
+    """Write the pages, or check them."""
+    pages = {"cli.md": cli_page, "database.md": database_page}
+    stale = []
+    for name, page in pages.items():
+        text = "\n".join(page()).rstrip() + "\n"
+        path = DOCS / name
+        if "--check" in sys.argv:
+            stale += [name] if not path.exists() or path.read_text(encoding="utf-8") != text else []
+        else:
+            path.write_text(text, encoding="utf-8")
+    if stale:
+        sys.exit(f"not up to date, run make docs: {', '.join(stale)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Documentation that can be wrong: README's commands and workload, generated pages, SQL, links."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, TINY, Tuner
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """Return the code blocks of a page in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_readme_commands_run(tuner: Tuner) -> None:
+    """Every `tuner` command of README, in its order, with fewer trials; the app is left to its own test."""
+    lines = [line.split("#")[0].strip() for block in blocks(README, "sh") for line in block.splitlines()]
+    commands = [shlex.split(line.removeprefix(".venv/bin/")) for line in lines if "tuner " in line]
+    commands = [words[1:] for words in commands if words[0] == "tuner" and words[1] != "app"]
+    assert {words[0] for words in commands} == {"run", "predict", "pareto", "show"}
+    commands.sort(key=lambda words: words[0] != "run")  # README shows the demo's front first
+    for words in commands:
+        absolute = [str(ROOT / word) if word.startswith("studies/") else word for word in words]
+        if words[0] == "run":
+            absolute[absolute.index("--trials") + 1] = "1"
+        done = tuner(*absolute)
+        assert done.returncode == 0, (words, done.stderr)
+
+
+def test_readme_workload_runs_as_it_stands(tuner: Tuner, tmp_path: Path) -> None:
+    workload = next(block for block in blocks(README, "python") if "class Wine" in block)
+    assert len(workload.splitlines()) <= 45
+    (tmp_path / "wine.py").write_text(workload)
+    done = tuner("run", "wine.py", "--trials", "1", "--budget", "2GiB")
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
+
+
+def test_make_targets_that_pages_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    code = re.compile(r"(?:`|^)make ([a-z]+)", re.MULTILINE)
+    named = {name for page in PAGES for name in code.findall(page.read_text("utf-8"))}
+    assert {"demo", "test", "check", "venv", "bench", "docs", "format"} == named
+    assert named <= targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+?)\)", page.read_text("utf-8")):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_sql_block_runs(tuner: Tuner, tmp_path: Path) -> None:
+    assert tuner("run", TINY, "--trials", "1").returncode == 0
+    text = (ROOT / "docs" / "database.md").read_text("utf-8")
+    selects = [block for block in blocks(text, "sql") if not block.strip().startswith("CREATE")]
+    assert len(selects) >= 4
+    connection = sqlite3.connect(tmp_path / "tuner.db")
+    try:
+        for statement in selects:
+            assert connection.execute(statement).description is not None
+    finally:
+        connection.close()
