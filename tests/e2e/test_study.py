@@ -170,6 +170,7 @@ def test_resuming_as_something_else_is_refused(tuner: Tuner, tmp_path: Path) -> 
     before = query(tmp_path, ROWS)
     for arguments, words in (
         (["--budget", "1GiB"], "has the budget 2.00 GiB, not 1.00 GiB"),
+        (["--seed", "4"], "has the seed none, not 4"),
         (["--single"], "has the objective maximize score, not maximize score alone"),
     ):
         done = tuner("run", TINY, "--trials", "1", *arguments)
@@ -222,3 +223,19 @@ def test_postgresql_works_like_sqlite(tuner: Tuner, postgresql_url: str) -> None
     environment = os.environ.get("TUNER_STORAGE")
     assert environment is None
     assert tuner("best", "tiny", TUNER_STORAGE=postgresql_url).returncode == 0
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    """A limit of 40 KiB on any file stands for a full disk: SQLite's own writes fail for real."""
+    command = f"ulimit -f 40; exec {sys.executable} -P -m tuner run {TINY} --trials 1"
+    done = subprocess.run(
+        ["/bin/bash", "-c", command],
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 5, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: tuner.db cannot be written: the disk is full")
+    assert done.stdout == ""

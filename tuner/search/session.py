@@ -115,10 +115,11 @@ def open_session(plan: Plan) -> Iterator[Session]:
         UsageError: The study exists with another workload, budget, target or objective.
         StoreError: The database cannot be used, or another driver holds the study.
     """
-    with store_errors(plan.url), _predictor(plan) as predictor, contextlib.ExitStack() as closing:
+    with store_errors(plan.url), contextlib.ExitStack() as closing:
         existing = _existing_study(plan)
         if existing is not None:
             _check_same(plan, existing)
+        predictor = closing.enter_context(_predictor(plan))
         context_bytes = None
         if plan.place.kind == "cpu" and existing is None:
             context_bytes = predictor.context_bytes(configuration(plan.loaded.workload, {}))
@@ -128,23 +129,17 @@ def open_session(plan: Plan) -> Iterator[Session]:
         study_id = writer.create_study(_new_study(plan, context_bytes))
         writer.claim_study(study_id, owner)
         try:
-            optuna_study = closing.enter_context(
-                contextlib.closing(
-                    OptunaStudy(
-                        plan.url,
-                        plan.name,
-                        maximize=plan.loaded.workload.objective.maximize,
-                        single=plan.single,
-                        seed=plan.seed,
-                    )
-                )
-            )
             study = reader.study(plan.name)
-            seed_base = plan.seed if plan.seed is not None else random.SystemRandom().getrandbits(31)
+            optuna_study = closing.enter_context(contextlib.closing(_optuna_study(plan, study)))
+            seed_base = study.seed if study.seed is not None else random.SystemRandom().getrandbits(31)
             yield Session(plan, study, owner, writer, reader, optuna_study, predictor, seed_base)
         finally:
             writer.release_study(study_id, owner)
             engine.dispose()
+
+
+def _optuna_study(plan: Plan, study: StudyRecord) -> OptunaStudy:
+    return OptunaStudy(plan.url, study.name, maximize=study.maximize, single=study.single, seed=study.seed)
 
 
 def _predictor(plan: Plan) -> Predictor:
@@ -178,13 +173,15 @@ def _check_same(plan: Plan, study: StudyRecord) -> None:
     asked = {
         "workload": plan.loaded.identity,
         "target": plan.place.target,
-        "budget": plan.budget_bytes if _budget_was_asked(plan) else study.budget_bytes,
+        "budget": plan.budget_bytes if _was_asked(plan, "budget") else study.budget_bytes,
+        "seed": _shown(plan.seed if _was_asked(plan, "seed") else study.seed),
         "objective": f"{objective.direction} {objective.metric}{' alone' if plan.single else ''}",
     }
     stored = {
         "workload": study.workload,
         "target": study.target,
         "budget": study.budget_bytes,
+        "seed": _shown(study.seed),
         "objective": f"{study.direction} {study.metric}{' alone' if study.single else ''}",
     }
     for what, value in asked.items():
@@ -196,8 +193,12 @@ def _check_same(plan: Plan, study: StudyRecord) -> None:
             )
 
 
-def _budget_was_asked(plan: Plan) -> bool:
-    return plan.settings["budget"].origin != "default"
+def _shown(seed: int | None) -> str:
+    return "none" if seed is None else str(seed)
+
+
+def _was_asked(plan: Plan, name: str) -> bool:
+    return plan.settings[name].origin != "default"
 
 
 def _new_study(plan: Plan, context_bytes: int | None) -> NewStudy:
