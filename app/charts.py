@@ -53,14 +53,14 @@ def front_figure(study: StudyRecord, trials: Sequence[TrialRecord], front: Seque
     figure.add_annotation(
         x=budget_mib, y=1.0, yref="paper", text="budget", showarrow=False, xanchor="left", yanchor="top"
     )
-    figure.update_yaxes(title_text=study.metric, row=1, col=1)
+    figure.update_yaxes(title_text=html.escape(study.metric), row=1, col=1)
     figure.update_xaxes(
         title_text="peak device memory (MiB); predicted where nothing was launched", row=2, col=1
     )
     figure.update_layout(
         height=560,
         margin={"l": 10, "r": 10, "t": 30, "b": 10},
-        legend={"orientation": "h", "y": 1.08},
+        legend={"orientation": "h", "y": -0.14, "yanchor": "top"},
         hovermode="closest",
     )
     return figure
@@ -106,7 +106,7 @@ def metrics_figure(metrics: Sequence[MetricRecord]) -> go.Figure:
         points = [metric for metric in metrics if metric.name == name]
         figure.add_trace(
             go.Scatter(
-                name=name,
+                name=html.escape(name),
                 x=[point.epoch for point in points],
                 y=[point.value for point in points],
                 mode="lines+markers",

@@ -19,6 +19,10 @@ from tuner.store.rows import MetricRecord, StudyRecord, TrialRecord
 FRESH_SECONDS = 3
 _LOCKED_AFTER_SECONDS = 3.0
 MIB = 1 << 20
+# Columns of the table of trials; a metric or a parameter of such a name is shown under another.
+_COLUMNS = frozenset(
+    {"trial", "outcome", "on front", "peak MiB", "predicted MiB", "allocated MiB", "seconds", "reason"}
+)
 
 
 @dataclass(frozen=True)
@@ -87,23 +91,28 @@ def load_log(trial: TrialRecord) -> str:
     """Return the end of a trial's log, empty where it is not on this host."""
     if trial.run_folder is None:
         return ""
-    return RunFolder(Path(trial.run_folder)).log_tail()
+    try:
+        return RunFolder(Path(trial.run_folder)).log_tail()
+    except OSError:
+        return ""
 
 
 def table_of(study: StudyRecord, trials: list[TrialRecord], front: list[int]) -> pd.DataFrame:
     """Return trials as a table: a column per parameter, sizes in MiB, one type per column."""
     on_front = set(front)
+    metric = f"metric {study.metric}" if study.metric in _COLUMNS else study.metric
+    taken = {*_COLUMNS, metric}
     rows: list[dict[str, Any]] = [
         {
             "trial": trial.number,
             "outcome": trial.outcome,
             "on front": trial.number in on_front,
-            study.metric: trial.value,
+            metric: trial.value,
             "peak MiB": _mib(trial.peak_bytes),
             "predicted MiB": _mib(trial.predicted_bytes),
             "allocated MiB": _mib(trial.allocated_bytes),
             "seconds": trial.seconds,
-            **trial.params,
+            **{f"param {name}" if name in taken else name: value for name, value in trial.params.items()},
             "reason": trial.reason or "",
         }
         for trial in trials

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from app.loaders import open_database
 from app.selection import choose_study
 from app.views import front, trial, trials
+from app.words import explain
 from tuner.errors import TunerError
 
 
@@ -35,9 +36,7 @@ def main() -> None:
             st.session_state["database"], st.session_state["study"] = database, chosen
             page.run()
     except TunerError as error:
-        st.warning(f"{error.message[:1].upper()}{error.message[1:]}.")
-        if error.hint is not None:
-            st.caption(error.hint)
+        explain(error)
 
 
 main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from app.loaders import Database, load_studies
+from app.words import plain
 from tuner.store.rows import StudyRecord
 
 
@@ -12,7 +13,7 @@ def choose_study(database: Database) -> StudyRecord | None:
     """Let the user choose a study; return it, or None when there is none."""
     studies = load_studies(database)
     if not studies:
-        st.info(f"There are no studies in {database.place} yet.")
+        st.info(f"There are no studies in {plain(database.place)} yet.")
         st.caption("start one: tuner run studies/digits_cnn.py")
         return None
     names = [study.name for study in studies]
@@ -23,7 +24,7 @@ def choose_study(database: Database) -> StudyRecord | None:
     name = st.sidebar.selectbox("Study", names, index=names.index(wanted), key="study_choice")
     st.session_state["study_name"] = name
     st.query_params["study"] = name
-    st.sidebar.caption(f"database: {database.place}")
+    st.sidebar.caption(f"database: {plain(database.place)}")
     return next(study for study in studies if study.name == name)
 
 
@@ -35,8 +36,9 @@ def chosen() -> tuple[Database, StudyRecord]:
 def wanted_number(numbers: list[int]) -> int:
     """Return the trial number in the address if it is one of `numbers`, else the first."""
     text = st.query_params.get("trial", "")
-    if text.isdecimal() and int(text) in numbers:
-        return int(text)
+    known = {str(number): number for number in numbers}
+    if text in known:
+        return known[text]
     if text:
         st.warning("There is no trial of that number in this study.")
     return numbers[0]

@@ -9,6 +9,8 @@ import streamlit as st
 from app.charts import front_figure
 from app.loaders import FRESH_SECONDS, load_trials, table_of
 from app.selection import chosen
+from app.words import explain, plain
+from tuner.errors import TunerError
 from tuner.units import format_bytes
 
 
@@ -22,15 +24,19 @@ def render() -> None:
 
 @st.fragment(run_every=FRESH_SECONDS)
 def _live() -> None:
-    """Draw what changes while a study runs; runs again by itself."""
+    """Draw what changes while a study runs; runs again by itself, outside of main()."""
     database, study = chosen()
-    trials, front = load_trials(database, study)
+    try:
+        trials, front = load_trials(database, study)
+    except TunerError as error:
+        explain(error)
+        return
     counts = Counter(trial.outcome for trial in trials)
     on_front = [trial for trial in trials if trial.number in set(front)]
     values = [trial.value for trial in on_front if trial.value is not None]
     best = (max if study.maximize else min)(values) if values else None
     columns = st.columns(5)
-    columns[0].metric(f"best {study.metric}", "–" if best is None else f"{best:.4g}")
+    columns[0].metric(f"best {plain(study.metric)}", "–" if best is None else f"{best:.4g}")
     columns[1].metric("budget", format_bytes(study.budget_bytes))
     columns[2].metric("completed", counts["completed"])
     columns[3].metric("pruned before launch", counts["pruned_memory"])

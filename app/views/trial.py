@@ -8,6 +8,7 @@ import streamlit as st
 from app.charts import category_figure, metrics_figure
 from app.loaders import load_log, load_trial, load_trials
 from app.selection import chosen, wanted_number
+from app.words import plain
 from tuner.store.rows import MetricRecord, StudyRecord, TrialRecord
 from tuner.units import format_bytes, format_seconds
 
@@ -22,7 +23,7 @@ def render() -> None:
         return
     numbers = [trial.number for trial in trials]
     first = front[-1] if front and "trial" not in st.query_params else wanted_number(numbers)
-    number = st.selectbox(f"Trial of {study.name}", numbers, index=numbers.index(first))
+    number = st.selectbox(f"Trial of {plain(study.name)}", numbers, index=numbers.index(first))
     st.query_params["trial"] = str(number)
     trial, metrics = load_trial(database, study, number)
     _outcome(study, trial)
@@ -43,7 +44,7 @@ def _outcome(study: StudyRecord, trial: TrialRecord) -> None:
     value = "–" if trial.value is None else f"{trial.value:.6g}"
     columns = st.columns(4)
     columns[0].metric("outcome", trial.outcome.replace("_", " "))
-    columns[1].metric(study.metric, value)
+    columns[1].metric(plain(study.metric), value)
     columns[2].metric("peak", format_bytes(trial.peak_bytes))
     columns[3].metric("took", format_seconds(trial.seconds))
     if trial.reason is not None:

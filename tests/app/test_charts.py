@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
-import streamlit as st
 
 from app.charts import category_figure, front_figure, metrics_figure
 from app.loaders import table_of
@@ -26,12 +24,6 @@ def read(sqlite_url: str) -> Read:
         study = reader.study("digits")
         assert [trial.number for trial in reader.front(study.id)] == data.FRONT  # as made by hand
         return study, reader.trials(study.id)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_cached() -> Iterator[None]:
-    yield
-    st.cache_data.clear()
 
 
 def traces(read: Read, front: list[int]) -> dict[str, dict[int, tuple[float, object]]]:
@@ -84,7 +76,7 @@ def test_staircase_steps_where_memory_is_spent(read: Read) -> None:
 def test_names_are_escaped(read: Read) -> None:
     metric = MetricRecord(1, data.HOSTILE, 1.0, 1.0, None)
     for figure in (front_figure(*read, data.FRONT), metrics_figure([metric]), category_figure(read[1][0])):
-        text = json.dumps(json.loads(figure.to_json()))
+        text = json.dumps(json.loads(figure.to_json()), ensure_ascii=False)
         assert "<img" not in text
     assert "&lt;img" in front_figure(*read, data.FRONT).to_json().replace("\\u0026", "&")
 

@@ -85,6 +85,11 @@ def test_front_draws_its_chart(page: Page, address: str) -> None:
     assert chart.locator(".scatterlayer path.point").count() == data.TRIALS - 2 + len(data.FRONT)
     expect(chart.get_by_text("budget", exact=True).first).to_be_visible()
     assert chart.locator(".shapelayer path").count() > 0
+    legend, budget = chart.locator(".legend").first, chart.get_by_text("budget", exact=True).first
+    legend_box, budget_box = legend.bounding_box(), budget.bounding_box()
+    assert legend_box is not None
+    assert budget_box is not None
+    assert legend_box["y"] > budget_box["y"] + budget_box["height"], "the legend lies on the chart"
     box = chart.bounding_box()
     assert box is not None
     assert box["x"] >= 0
@@ -147,6 +152,8 @@ def _follow(page: Page, title: str) -> None:
         unfold.click()
     link.click()
     _settled(page, title)
+    if _width(page) < 600:  # there it lies over the page
+        page.get_by_test_id("stSidebarCollapseButton").locator("button").click()
 
 
 def _check_and_keep(page: Page, name: str) -> None:

@@ -203,10 +203,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.phase in ("setup", "inputs"):
             raise NeedsRealValues(f"the value of a tensor is needed{_user_place()}")
         place = _user_place()
-        self._answers[place] += 1
-        if self._answers[place] > _LOOP_LIMIT:
-            raise Untraceable(f"a loop depends on the value of a tensor{place}")
-        if place:
+        if place:  # an optimizer reads one step counter per parameter: no limit for those
+            self._answers[place] += 1
+            if self._answers[place] > _LOOP_LIMIT:
+                raise Untraceable(f"a loop depends on the value of a tensor{place}")
             self.notes[f"the value of a tensor read{place} was taken as 1"] = None
         neutral = 0 if _called_by("grad_scaler.py") else 1
         if tensor.dtype is torch.bool:

@@ -107,7 +107,7 @@ class StudyLoop:
         self._launched = sum(1 for trial in trials if _counts_as_launch(trial))
         self._measured = [m for m in map(self._as_measured, trials) if m is not None]
         self._calibration = Calibration.prior(self._target.kind).updated(
-            [] if session.plan.seed is not None else self._measured
+            [] if session.study.seed is not None else self._measured
         )
 
     @property
