@@ -9,7 +9,8 @@ from tuner.processes import this_process
 from tuner.records import Band, EpochMetrics, Failure, Outcome, Peaks, Prediction, TrialResult, Verdict
 from tuner.store import migrations
 from tuner.store.engine import open_engine, parse_url
-from tuner.store.writer import NewStudy, Writer
+from tuner.store.rows import NewStudy
+from tuner.store.writer import Writer
 
 MIB = 1 << 20
 BUDGET_MIB = 1024

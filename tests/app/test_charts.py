@@ -102,5 +102,6 @@ def test_table_has_one_type_per_column(read: Read) -> None:
 
 
 def test_table_can_be_sent_to_a_browser(read: Read) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="Streamlit brings it")
+    import pyarrow  # Streamlit brings it
+
     assert pyarrow.Table.from_pandas(table_of(*read, data.FRONT)).num_rows == data.TRIALS

@@ -10,7 +10,8 @@ import pytest
 from tests.conftest import TINY
 from tuner.store import migrations
 from tuner.store.engine import open_engine, parse_url
-from tuner.store.writer import NewStudy, Writer
+from tuner.store.rows import NewStudy
+from tuner.store.writer import Writer
 
 if TYPE_CHECKING:
     import subprocess

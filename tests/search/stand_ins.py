@@ -22,7 +22,8 @@ from tuner.settings import resolve
 from tuner.store import migrations
 from tuner.store.engine import open_engine, parse_url
 from tuner.store.reader import Reader
-from tuner.store.writer import NewStudy, Writer
+from tuner.store.rows import NewStudy
+from tuner.store.writer import Writer
 from tuner.units import GIB, MIB
 from tuner.workload import LoadedWorkload, Maximize, Workload
 

@@ -16,7 +16,8 @@ from tuner.records import Owner
 from tuner.store import migrations
 from tuner.store.engine import open_engine, parse_url
 from tuner.store.reader import Reader
-from tuner.store.writer import NewStudy, Writer
+from tuner.store.rows import NewStudy
+from tuner.store.writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,9 +26,9 @@ from tuner.stand_in import configuration
 from tuner.store import migrations
 from tuner.store.engine import URL, open_engine, parse_url, store_errors
 from tuner.store.reader import Reader
-from tuner.store.rows import StudyRecord
+from tuner.store.rows import NewStudy, StudyRecord
 from tuner.store.schema import NAME_LIMIT
-from tuner.store.writer import NewStudy, Writer
+from tuner.store.writer import Writer
 from tuner.units import format_bytes, parse_bytes
 from tuner.workload import LoadedWorkload, load_workload
 

@@ -11,10 +11,9 @@ from tuner.records import Owner, Prediction, Record
 
 
 @dataclass(frozen=True)
-class StudyRecord(Record):
-    """A study and how far it is; the columns of `tuner_study`."""
+class NewStudy(Record):
+    """What a study is created with; it never changes afterwards."""
 
-    id: int
     name: str
     workload: str
     workload_reference: str
@@ -28,8 +27,15 @@ class StudyRecord(Record):
     seed: int | None
     context_bytes: int | None
     settings: dict[str, Any]
-    created_at: datetime
     tuner_version: str
+
+
+@dataclass(frozen=True)
+class StudyRecord(NewStudy):
+    """A study and how far it is; the columns of `tuner_study`."""
+
+    id: int
+    created_at: datetime
     owner: Owner | None
     owner_seen_at: datetime | None
     stop_reason: str | None

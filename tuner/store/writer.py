@@ -19,30 +19,10 @@ from tuner.errors import StoreError, StudyBusy
 from tuner.processes import is_alive
 from tuner.records import Outcome, Owner, Prediction, TrialResult
 from tuner.store import schema
-from tuner.store.rows import storable_text, to_storable
+from tuner.store.rows import NewStudy, storable_text, to_storable
 
 _METRIC_NAME_LIMIT = 255
 _OWNER_SILENT_AFTER = timedelta(seconds=90)  # for an owner on another host, whose process we cannot see
-
-
-@dataclasses.dataclass(frozen=True)
-class NewStudy:
-    """What a study is created with; it never changes afterwards."""
-
-    name: str
-    workload: str
-    workload_reference: str
-    workload_digest: str
-    target: str
-    device_name: str | None
-    budget_bytes: int
-    metric: str
-    direction: str
-    single: bool
-    seed: int | None
-    context_bytes: int | None
-    settings: dict[str, Any]
-    tuner_version: str
 
 
 class Writer:
