@@ -24,7 +24,7 @@ demo: $(READY)  ## Search the digits study under a budget, print the front
 	@echo "open the app with: $(BIN)/tuner app"
 
 test: $(READY) browser  ## Run every test
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(TESTS)
 
 check: $(READY)  ## Format, lint, types, import layers, single migration head
 	$(BIN)/ruff format --check .
