@@ -45,9 +45,11 @@ if role == "child":
         subprocess.Popen([sys.executable, __file__, folder, name], start_new_session=name == "setsid")
 time.sleep(60)
 """
+# SIGINT is what a terminal makes of it, also where the tests run in the background, with it ignored.
 DRIVER = """
-import pathlib, sys, time
+import pathlib, signal, sys, time
 from tuner.processes import Child
+signal.signal(signal.SIGINT, signal.default_int_handler)
 child = Child([sys.executable, *sys.argv[2:]], log=pathlib.Path(sys.argv[1]))
 time.sleep(60)
 """
