@@ -6,6 +6,7 @@ that a search space can be described, and a configuration completed, without Opt
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -106,6 +107,15 @@ class StandInTrial:
             raise UsageError(f"{name} must be {wanted}, not '{text}'") from None
 
 
+def require_plain(params: Any) -> None:
+    """Check that params can travel to a child process as JSON.
+
+    Raises:
+        TypeError: A value is not a number, text, truth value, None, list or dictionary.
+    """
+    json.dumps(params)
+
+
 def configuration(workload: Workload, values: Mapping[str, str]) -> dict[str, Any]:
     """Return the params that `suggest` gives with some values set, as text.
 
@@ -116,6 +126,7 @@ def configuration(workload: Workload, values: Mapping[str, str]) -> dict[str, An
     trial = StandInTrial(values)
     try:
         params = workload.suggest(trial)  # type: ignore[arg-type]
+        require_plain(params)
     except UsageError:
         raise
     except Exception as error:

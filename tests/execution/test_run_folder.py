@@ -62,7 +62,7 @@ def test_a_report_and_a_reason_to_stop_are_read_as_they_were_written(folder: Run
 
     assert folder.read_report() == {"outcome": "completed", "value": float("inf")}
     assert folder.stop_reason() == "pruned: ünicode\nand two lines"
-    assert RunFolder.create(folder.path).read_report() is not None  # used again, not emptied
+    assert RunFolder(folder.path).read_report() is not None  # used again, not emptied
 
 
 def test_a_report_of_another_version_is_no_report(folder: RunFolder) -> None:
@@ -215,3 +215,13 @@ def test_a_study_that_is_called_like_anothers_folder_has_another_folder() -> Non
 def test_a_plain_name_stays_as_it_is() -> None:
     assert folder_name("digits_cnn") == "digits_cnn"
     assert folder_name("../../a").startswith("a-")
+
+
+def test_a_path_that_is_taken_is_never_shared(tmp_path: Path) -> None:
+    """A deleted study's report must not become that of a new trial with the same number."""
+    first = RunFolder.create(tmp_path / "study" / "00000")
+    first.write_report({"outcome": "completed"})
+    second = RunFolder.create(tmp_path / "study" / "00000")
+    third = RunFolder.create(tmp_path / "study" / "00000")
+    assert [second.path.name, third.path.name] == ["00000-2", "00000-3"]
+    assert second.read_report() is None

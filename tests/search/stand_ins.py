@@ -68,12 +68,16 @@ class Watcher:
 
     def __init__(self) -> None:
         self.trials: list[Ended] = []
+        self.notes: list[str] = []
 
     def launched(self, number: int, params: dict[str, Any], prediction: Prediction) -> None:
         pass
 
     def ended(self, trial: Ended) -> None:
         self.trials.append(trial)
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
 
 
 def fits(params: dict[str, Any]) -> int:

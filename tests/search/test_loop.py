@@ -100,6 +100,28 @@ def test_a_space_in_which_nothing_fits_ends_with_the_smallest_prediction(
     assert "1.00 GiB" in caught.value.message
 
 
+def test_a_space_that_is_used_up_says_so_and_is_audited(sqlite_url: str, tmp_path: Path) -> None:
+    """The first two draws fit, nothing afterwards."""
+    draws = iter([MIB, MIB])
+    with session_on(sqlite_url, tmp_path, allocated=lambda params: next(draws, 2 * BUDGET)) as session:
+        launcher, watcher = run_loop(session, Goal(trials=9, audit_share=0.01))
+    assert len(launcher.launched) == 2 + 2  # 1 % of the 200 pruned ones
+    assert sum(trial.audit for trial in watcher.trials) == 2
+    assert "the search ends with 2 of 9 trials" in watcher.notes[0]
+
+
+def test_params_that_json_cannot_hold_stop_the_study_at_once(sqlite_url: str, tmp_path: Path) -> None:
+    class Odd(Widths):
+        def suggest(self, trial: Any) -> dict[str, Any]:
+            return {"width": trial.suggest_int("width", 2, 20), "kind": object}
+
+    with session_on(sqlite_url, tmp_path, workload=Odd()) as session:
+        with pytest.raises(WorkloadError, match="not JSON serializable"):
+            run_loop(session, Goal(trials=3))
+        assert session.reader.trials(session.study.id) == []
+    assert [trial.state for trial in optuna_trials(sqlite_url)] == [TrialState.FAIL]
+
+
 def test_untraceable_code_is_tried_never_pruned(sqlite_url: str, tmp_path: Path) -> None:
     with session_on(sqlite_url, tmp_path, allocated=lambda params: None) as session:
         launcher, watcher = run_loop(session, Goal(trials=5))

@@ -14,14 +14,14 @@ from tuner.errors import StudyBusy
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def command(name: str, storage: str | None, yes: bool) -> None:
     """Delete study NAME with its trials, here and on Optuna's side. Run folders stay (tuner clean)."""
-    from tuner.processes import is_alive
     from tuner.search.optuna_study import delete_study
     from tuner.store.opening import writing
+    from tuner.store.writer import still_holds
 
     url = storage_url(storage)
     with writing(url) as (reader, writer):
         study = reader.study(name)
-        if study.owner is not None and is_alive(study.owner):
+        if study.owner is not None and still_holds(study.owner, study.owner_seen_at):
             raise StudyBusy(f"a driver works on study '{name}'", hint=f"stop it first: tuner stop {name}")
         count = sum(reader.outcomes(study.id).values())
         if not yes:

@@ -125,6 +125,10 @@ class _PlainLines:
             f"[{self._tally.launched}/{self._tally.goal.trials}] {describe(trial)} · {left} left", err=True
         )
 
+    def note(self, message: str) -> None:
+        """Print it."""
+        click.echo(message, err=True)
+
 
 class _Bar:
     """A live bar with counts, best value and time left; trials scroll above it."""
@@ -150,6 +154,10 @@ class _Bar:
             left=format_seconds(self._tally.seconds_left()),
             running="",
         )
+
+    def note(self, message: str) -> None:
+        """Print it above the bar."""
+        self._progress.console.print(message)
 
 
 _STYLES = {Outcome.COMPLETED: "green", Outcome.PRUNED_MEMORY: "dim", Outcome.OUT_OF_MEMORY: "yellow"}
@@ -207,6 +215,10 @@ class _JsonLines:
             predicted_bytes=None if device is None else device.expected,
             **{key: fields[key] for key in ("outcome", "value", "metrics", "peaks", "failure", "seconds")},
         )
+
+    def note(self, message: str) -> None:
+        """Print it as an event."""
+        _event("note", message=message)
 
 
 def describe(trial: Ended) -> str:

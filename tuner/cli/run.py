@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,6 +86,11 @@ def command(study: str, as_json: bool, **flags: Any) -> None:
                 StudyLoop(session, launcher, observer, goal, stopper).run()
             except Interrupted as error:
                 interruption = error
+            except Exception:
+                # The trial in flight is settled now, as far as the database can still be written.
+                with contextlib.suppress(Exception):
+                    recover(session)
+                raise
         prune_checkpoints(session.reader, session.writer, session.study, value["keep_checkpoints"])
         print_end(session, as_json=as_json)
     if interruption is not None:

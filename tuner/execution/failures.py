@@ -31,6 +31,7 @@ _HOST_SIGNS = (
     "could not create a memory",
 )
 _CUDA_LIBRARY_SIGNS = (
+    "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUBLAS_STATUS_NOT_INITIALIZED",
     "CUDNN_STATUS_ALLOC_FAILED",

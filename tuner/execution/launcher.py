@@ -112,7 +112,8 @@ class LocalLauncher:
         started = time.monotonic()
         child = standby.assign(folder)
         if more_to_come:
-            self.prepare()
+            with contextlib.suppress(OSError):  # it only saves time; the next trial starts its own
+                self.prepare()
         cut_short: Failure | None = None
         outcome = Outcome.INTERRUPTED
         status = None

@@ -68,9 +68,19 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path) -> Self:
-        """Make the folder; an existing one is used again."""
-        path.mkdir(parents=True, exist_ok=True)
-        return cls(path.resolve())
+        """Make a new folder: where the path is taken, with a number behind it.
+
+        A report that another trial left there must never be taken for this one's.
+        """
+        fresh, attempt = path, 1
+        while True:
+            try:
+                fresh.mkdir(parents=True)
+            except FileExistsError:
+                attempt += 1
+                fresh = path.with_name(f"{path.name}-{attempt}")
+            else:
+                return cls(fresh.resolve())
 
     def write_request(self, request: Request) -> None:
         """Write what the worker shall do."""

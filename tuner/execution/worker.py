@@ -26,20 +26,21 @@ import tuner
 from tuner.execution.failures import classify
 from tuner.execution.fit import Run, StopRequested, default_fit
 from tuner.execution.run_folder import Request, RunFolder
-from tuner.measure.meters import Meter, open_meter
+from tuner.measure.meters import Meter, open_meter, used_by_others
 from tuner.measure.profile import allocated_peak
 from tuner.records import EpochMetrics, Failure, Outcome, Peaks, TrialResult
 from tuner.warmup import warm_up
-from tuner.workload import Workload, load_workload
+from tuner.workload import LoadedWorkload, Workload, load_workload
 
 
 def main(channel: int, study: str | None) -> None:
     """Wait for a run folder, run the trial that it describes, and report."""
     import torch
 
+    loaded = None
     if study is not None:
         with contextlib.suppress(Exception):  # the trial loads it again, and reports what is wrong
-            load_workload(study)
+            loaded = load_workload(study)
     with os.fdopen(channel, encoding="utf-8") as paths:
         path = paths.readline().rstrip("\n")
     if not path:
@@ -49,19 +50,22 @@ def main(channel: int, study: str | None) -> None:
     started = time.monotonic()
     torch.set_num_threads(request.threads)
     device = torch.device(request.device)
+    others_bytes = used_by_others(device)
     warm_up(device)
-    meter = open_meter(device)
+    meter = open_meter(device, others_bytes)
     folder.append_event("baseline", **meter.peaks().to_json())
-    result = _Trial(request, folder, device, meter).run()
-    seconds = time.monotonic() - started
-    folder.write_report({**result.to_json(), "seconds": seconds})
+    result = _Trial(request, folder, device, meter, loaded).run()
+    folder.write_report({**result.to_json(), "seconds": time.monotonic() - started})
 
 
 class _Trial:
     """One trial from request to result."""
 
-    def __init__(self, request: Request, folder: RunFolder, device: Any, meter: Meter) -> None:
+    def __init__(
+        self, request: Request, folder: RunFolder, device: Any, meter: Meter, loaded: LoadedWorkload | None
+    ) -> None:
         self._request, self._folder, self._device, self._meter = request, folder, device, meter
+        self._loaded = loaded
         self._run: Run | None = None
 
     def run(self) -> TrialResult:
@@ -72,13 +76,15 @@ class _Trial:
         except StopRequested as stop:
             return self._result(Outcome.PRUNED_METRIC, Failure(str(stop)))
         except Exception as error:
-            self._meter.lift_cap()  # writing the report must not fail for want of memory
+            with contextlib.suppress(RuntimeError):  # a device in error answers nothing any more
+                self._meter.lift_cap()  # writing the report must not fail for want of memory
             capped = self._device.type == "cpu" and self._request.reservation_bytes is not None
             outcome, failure = classify(error, self._device, self._meter.current_phase, capped=capped)
             return self._result(outcome, failure)
         self._meter.lift_cap()
         result = self._completed(workload)
         if self._device.type == "cpu":
+            self._folder.write_report(result.to_json())  # whatever the profile does, this is kept
             return self._with_profile(result, workload)
         return result
 
@@ -89,7 +95,7 @@ class _Trial:
     def _train(self) -> Workload:
         request = self._request
         with self._meter.phase("data"):
-            workload = load_workload(request.workload).workload
+            workload = (self._loaded or load_workload(request.workload)).workload
             if request.seed is not None:
                 _seed(request.seed)
             loaders = workload.open_loaders(request.params)

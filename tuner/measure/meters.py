@@ -47,9 +47,23 @@ class Meter(Protocol):
         """Return all peaks so far."""
 
 
-def open_meter(device: torch.device) -> Meter:
-    """Return the meter for a device, its baseline read; call it after a warm-up."""
-    return CudaMeter(device) if device.type == "cuda" else CpuMeter()
+def used_by_others(device: torch.device) -> int | None:
+    """Return the device bytes in use before this process touches the device; None on a CPU."""
+    return nvml.device_use(_visible_device()).bytes if device.type == "cuda" else None
+
+
+def open_meter(device: torch.device, others_bytes: int | None) -> Meter:
+    """Return the meter for a device, its baseline read; call it after a warm-up.
+
+    Args:
+        device: The device.
+        others_bytes: What `used_by_others` gave before the warm-up.
+    """
+    return CudaMeter(device, others_bytes) if device.type == "cuda" else CpuMeter()
+
+
+def _visible_device() -> str:
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0")
 
 
 class CpuMeter:
@@ -129,10 +143,11 @@ class CudaMeter:
 
     Device bytes are the context (NVML's figure for this process at the baseline, less the
     allocator's segments) plus the peak of reserved bytes; the cap is PyTorch's per-process
-    memory fraction, which limits reserved bytes, so the context is subtracted from it.
+    memory fraction, which limits reserved bytes, so the context is subtracted from it. Where NVML
+    does not know this process (a container), its use is what the device's grew by.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, others_bytes: int | None) -> None:
         import torch
 
         self.current_phase = "start"
@@ -142,7 +157,9 @@ class CudaMeter:
         torch.cuda.empty_cache()
         reserved_bytes = torch.cuda.memory_reserved(device)
         self._total_bytes = torch.cuda.get_device_properties(device).total_memory
-        used = nvml.process_use(os.environ.get("CUDA_VISIBLE_DEVICES", "0"), os.getpid())
+        used = nvml.process_use(_visible_device(), os.getpid())
+        if used.source == nvml.DEVICE_WIDE:
+            used = nvml.grown_since(others_bytes, used)
         self._context_bytes = max(0, used.bytes - reserved_bytes) if used.bytes is not None else None
         self._source = f"{used.source} + torch.cuda reserved"
         torch.cuda.reset_peak_memory_stats(device)

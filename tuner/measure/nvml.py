@@ -39,6 +39,8 @@ class Use:
     source: str
 
 
+DEVICE_WIDE = "nvml, device-wide"
+
 _PROBLEMS = {
     "NVMLError_LibraryNotFound": "no NVIDIA driver is installed (libnvidia-ml is missing)",
     "NVMLError_DriverNotLoaded": "the NVIDIA driver is not loaded",
@@ -94,7 +96,7 @@ def process_use(visible: str, pid: int) -> Use:
         for process in _processes(pynvml, handle):
             if process.pid == pid and process.usedGpuMemory is not None:
                 return Use(int(process.usedGpuMemory), "nvml, this process")
-        return Use(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used), "nvml, device-wide")
+        return Use(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used), DEVICE_WIDE)
     except pynvml.NVMLError as error:
         return Use(None, _problem(error))
     finally:
@@ -107,6 +109,18 @@ def _processes(pynvml: Any, handle: Any) -> list[Any]:
         return list(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
     except (pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NotSupported):
         return []
+
+
+def device_use(visible: str) -> Use:
+    """Return all that is used on the device named by CUDA_VISIBLE_DEVICES, by anybody."""
+    return process_use(visible, pid=-1)  # nobody's: always the device-wide figure
+
+
+def grown_since(before_bytes: int | None, now: Use) -> Use:
+    """Return what the use of a device has grown by; unknown where either figure is."""
+    if before_bytes is None or now.bytes is None:
+        return Use(None, now.source)
+    return Use(max(0, now.bytes - before_bytes), "nvml, growth of the device's use")
 
 
 def _device(pynvml: Any, index: int) -> Device:

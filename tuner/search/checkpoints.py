@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tuner.execution.run_folder import RunFolder
 from tuner.store.reader import Reader
 from tuner.store.rows import StudyRecord
 from tuner.store.writer import Writer
 
 
-def prune_checkpoints(reader: Reader, writer: Writer, study: StudyRecord, keep: str) -> int:
+def prune_checkpoints(
+    reader: Reader, writer: Writer, study: StudyRecord, keep: str, *, dry_run: bool = False
+) -> int:
     """Remove the weights that are not to be kept; return how many bytes were freed.
 
     Args:
@@ -17,17 +20,21 @@ def prune_checkpoints(reader: Reader, writer: Writer, study: StudyRecord, keep: 
         writer: Notes what is gone.
         study: The study.
         keep: `front`, `all` or `none`.
+        dry_run: Only count.
     """
     if keep == "all":
         return 0
     kept = {trial.number for trial in reader.front(study.id)} if keep == "front" else set()
     freed_bytes = 0
     for trial in reader.trials(study.id):
-        if trial.checkpoint is None or trial.run_folder is None or trial.number in kept:
+        if trial.is_running or trial.run_folder is None or trial.number in kept:
             continue
-        path = Path(trial.run_folder) / trial.checkpoint
+        # A trial that was cut short reported no checkpoint, but may have left one.
+        path = RunFolder(Path(trial.run_folder)).checkpoint
         if path.is_file():
             freed_bytes += path.stat().st_size
-            path.unlink()
-        writer.forget_checkpoint(trial.id)
+            if not dry_run:
+                path.unlink()
+        if trial.checkpoint is not None and not dry_run:
+            writer.forget_checkpoint(trial.id)
     return freed_bytes

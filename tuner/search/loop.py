@@ -23,6 +23,7 @@ from tuner.memory.targets import resolve_target
 from tuner.records import Failure, Outcome, Peaks, Prediction, TrialResult, Verdict
 from tuner.search.optuna_study import AUDIT, REPEATS, derived_seed
 from tuner.search.session import Session
+from tuner.stand_in import require_plain
 from tuner.steps import EVAL_STEPS, TRAIN_STEPS
 from tuner.store.rows import TrialRecord
 from tuner.units import format_bytes
@@ -71,6 +72,9 @@ class Observer(Protocol):
 
     def ended(self, trial: Ended) -> None:
         """A trial has an outcome."""
+
+    def note(self, message: str) -> None:
+        """Something that a person should know."""
 
 
 class Stopper:
@@ -131,7 +135,7 @@ class StudyLoop:
             prunes_in_a_row = prunes_in_a_row + 1 if ended.result.outcome is Outcome.PRUNED_MEMORY else 0
             if prunes_in_a_row >= MOST_PRUNES_IN_A_ROW:
                 self._nothing_more_fits(prunes_in_a_row)
-                return
+                break
             self._check_failures()
         self._audit()
 
@@ -151,7 +155,9 @@ class StudyLoop:
 
     def _suggest(self, trial: optuna.Trial) -> dict[str, Any]:
         try:
-            return self._session.plan.loaded.workload.suggest(trial)
+            params = self._session.plan.loaded.workload.suggest(trial)
+            require_plain(params)
+            return params
         except Exception as error:
             self._session.optuna.tell(
                 trial.number, Outcome.ERROR, value=None, memory_bytes=None, budget_bytes=1
@@ -279,6 +285,10 @@ class StudyLoop:
     def _nothing_more_fits(self, prunes: int) -> None:
         trials = self._session.reader.trials(self._session.study.id)
         if any(trial.outcome == Outcome.COMPLETED for trial in trials):
+            self._observer.note(
+                f"{prunes} configurations in a row do not fit the budget: the search ends with "
+                f"{self._launched} of {self._goal.trials} trials"
+            )
             return
         smallest = min((t.predicted_bytes for t in trials if t.predicted_bytes is not None), default=None)
         raise NothingFeasible(

@@ -81,12 +81,15 @@ def make_plan(study_file: str, settings: dict[str, Setting], threads: int) -> Pl
     values = {name: setting.value for name, setting in settings.items()}
     url = parse_url(values["storage"])
     loaded = load_workload(study_file)
-    place = choose_place(values["target"])
     name = values["study_name"] or loaded.workload.study_name()
     if not name.isprintable():
         raise UsageError("a study's name is made of printable characters")
     if not name.strip() or len(name) > NAME_LIMIT:
         raise UsageError(f"a study's name has 1 to {NAME_LIMIT} characters, not {len(name)}")
+    with store_errors(url):
+        existing = _existing_study(url, name)
+    # The freest GPU may be another one now: a study stays where it is.
+    place = choose_place(values["target"] or (existing.target if existing is not None else None))
     budget_bytes = values["budget"]
     if budget_bytes is None:
         default = loaded.workload.default_budget
@@ -116,7 +119,7 @@ def open_session(plan: Plan) -> Iterator[Session]:
         StoreError: The database cannot be used, or another driver holds the study.
     """
     with store_errors(plan.url), contextlib.ExitStack() as closing:
-        existing = _existing_study(plan)
+        existing = _existing_study(plan.url, plan.name)
         if existing is not None:
             _check_same(plan, existing)
         predictor = closing.enter_context(_predictor(plan))
@@ -130,6 +133,7 @@ def open_session(plan: Plan) -> Iterator[Session]:
         writer.claim_study(study_id, owner)
         try:
             study = reader.study(plan.name)
+            _check_same(plan, study)  # again, now that it is held and its database is current
             optuna_study = closing.enter_context(contextlib.closing(_optuna_study(plan, study)))
             seed_base = study.seed if study.seed is not None else random.SystemRandom().getrandbits(31)
             yield Session(plan, study, owner, writer, reader, optuna_study, predictor, seed_base)
@@ -151,14 +155,14 @@ def _predictor(plan: Plan) -> Predictor:
     )
 
 
-def _existing_study(plan: Plan) -> StudyRecord | None:
+def _existing_study(url: URL, name: str) -> StudyRecord | None:
     """Return the study if the database has it, without changing or creating anything."""
-    if plan.url.drivername == "sqlite" and not Path(plan.url.database or "").exists():
+    if url.drivername == "sqlite" and not Path(url.database or "").exists():
         return None
-    engine = open_engine(plan.url, read_only=True)
+    engine = open_engine(url, read_only=True)
     try:
         migrations.refuse_foreign(migrations.current_revision(engine))
-        return Reader(engine).find_study(plan.name) if migrations.is_current(engine) else None
+        return Reader(engine).find_study(name) if migrations.is_current(engine) else None
     finally:
         engine.dispose()
 

@@ -6,6 +6,7 @@ twice is recorded once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import math
@@ -13,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, Row, Table, delete, insert, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from tuner.errors import StoreError, StudyBusy
 from tuner.processes import is_alive
@@ -22,7 +23,7 @@ from tuner.store import schema
 from tuner.store.rows import NewStudy, storable_text, to_storable
 
 _METRIC_NAME_LIMIT = 255
-_OWNER_SILENT_AFTER = timedelta(seconds=90)  # for an owner on another host, whose process we cannot see
+_OWNER_SILENT_AFTER = timedelta(seconds=300)  # for an owner on another host, whose process we cannot see
 
 
 class Writer:
@@ -47,7 +48,7 @@ class Writer:
                 select(schema.study).where(schema.study.c.id == study_id).with_for_update()
             ).one()
             holder = owner_of(row)
-            if holder is not None and holder != owner and _still_holds(holder, row.owner_seen_at):
+            if holder is not None and holder != owner and still_holds(holder, row.owner_seen_at):
                 raise StudyBusy(
                     f"another driver works on study '{row.name}' (process {holder.pid} on {holder.host})",
                     hint="wait for it, stop it with: tuner stop NAME, or choose another --study-name",
@@ -59,13 +60,23 @@ class Writer:
             )
 
     def beat(self, study_id: int, owner: Owner) -> str | None:
-        """Give a sign of life; return the reason to stop, if somebody asked for that."""
+        """Give a sign of life; return the reason to stop, if there is one.
+
+        A database that is away for a moment is no reason: the next sign of life will do.
+        """
+        with contextlib.suppress(DBAPIError):
+            return self._beat(study_id, owner)
+        return None
+
+    def _beat(self, study_id: int, owner: Owner) -> str | None:
         with self._engine.begin() as connection:
-            connection.execute(
+            held = connection.execute(
                 update(schema.study)
                 .where(schema.study.c.id == study_id, *_held_by(owner))
                 .values(owner_seen_at=_now())
             )
+            if not held.rowcount:
+                return "another driver has taken the study over"
             reason: str | None = connection.execute(
                 select(schema.study.c.stop_reason).where(schema.study.c.id == study_id)
             ).scalar()
@@ -206,7 +217,8 @@ def owner_of(row: Row[Any]) -> Owner | None:
     return Owner(row.owner_host, row.owner_boot_id, row.owner_pid, row.owner_started)
 
 
-def _still_holds(holder: Owner, seen_at: datetime | None) -> bool:
+def still_holds(holder: Owner, seen_at: datetime | None) -> bool:
+    """Whether an owner lives: by its process on this host, by its last sign of life elsewhere."""
     alive = is_alive(holder)
     if alive is not None:
         return alive
