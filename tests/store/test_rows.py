@@ -139,7 +139,7 @@ def test_a_reason_of_1_mb_comes_back(store: Store) -> None:
     assert len(reason.encode()) > 1_000_000
     failure = Failure(reason, "forward", 1, 2, 3, 4, traceback=reason)
     store.writer.record_result(store.trial(study_id, 0), TrialResult(Outcome.ERROR, failure=failure))
-    store.writer.record_outcome(store.trial(study_id, 1), Outcome.LOST, reason)
+    store.writer.record_result(store.trial(study_id, 1), TrialResult(Outcome.LOST, failure=Failure(reason)))
     assert [trial.reason == reason for trial in store.reader.trials(study_id)] == [True, True]
     assert Failure(**(store.reader.trial(study_id, 0).failure or {})) == failure
 
@@ -152,7 +152,7 @@ def test_a_reason_with_a_character_that_databases_refuse_still_settles_the_trial
     failure = Failure(reason, traceback=reason)
     result = TrialResult(Outcome.ERROR, failure=failure, warnings=(reason,), environment={"note": reason})
     store.writer.record_result(store.trial(study_id, 0), result)
-    store.writer.record_outcome(store.trial(study_id, 1), Outcome.LOST, reason)
+    store.writer.record_result(store.trial(study_id, 1), TrialResult(Outcome.LOST, failure=Failure(reason)))
     trials = store.reader.trials(study_id)
     assert [trial.outcome for trial in trials] == ["error", "lost"]
     assert all("before" in (trial.reason or "") and "after" in (trial.reason or "") for trial in trials)

@@ -182,7 +182,7 @@ def test_a_result_is_recorded_once(store: Store) -> None:
     store.writer.record_result(trial_id, RESULT)
     store.writer.record_result(trial_id, again)
     store.writer.record_result(trial_id, TrialResult(Outcome.ERROR, failure=Failure("late")))
-    store.writer.record_outcome(trial_id, Outcome.LOST, "late")
+    store.writer.record_result(trial_id, TrialResult(Outcome.LOST, failure=Failure("late")))
     assert rows(store) == before
     trial = store.reader.trial(study_id, 0)
     assert TrialResult(
@@ -201,7 +201,7 @@ def test_trials_are_listed_by_number_counted_and_filtered_by_outcome(store: Stor
     for number, outcome in enumerate([Outcome.LOST, Outcome.ERROR, None, Outcome.LOST]):
         trial_id = store.trial(study_id, 3 - number)
         if outcome is not None:
-            store.writer.record_outcome(trial_id, outcome, "why")
+            store.writer.record_result(trial_id, TrialResult(outcome, failure=Failure("why")))
     assert [(t.number, t.outcome) for t in store.reader.trials(study_id)] == [
         (0, "lost"), (1, "running"), (2, "error"), (3, "lost")
     ]  # fmt: skip

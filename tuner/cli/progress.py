@@ -237,9 +237,11 @@ def describe(trial: Ended) -> str:
 
 
 def _headline(session: Session) -> str:
-    from tuner.cli.run import describe as describe_session
-
-    return describe_session(session)
+    study = session.study
+    return (
+        f"study '{study.name}' on {study.device_name} ({study.target}), "
+        f"budget {format_bytes(study.budget_bytes)}"
+    )
 
 
 def _study_fields(session: Session) -> dict[str, Any]:

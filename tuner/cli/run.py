@@ -16,7 +16,6 @@ from tuner.settings import resolve
 
 if TYPE_CHECKING:
     from tuner.search.loop import Stopper
-    from tuner.search.session import Session
 
 
 @click.command("run", short_help="Search a study's space under a memory budget.")
@@ -121,14 +120,3 @@ def _signals(stopper: Stopper) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def describe(session: Session) -> str:
-    """Return the line a run begins with."""
-    from tuner.units import format_bytes
-
-    study = session.study
-    return (
-        f"study '{study.name}' on {study.device_name} ({study.target}), "
-        f"budget {format_bytes(study.budget_bytes)}"
-    )

@@ -24,7 +24,7 @@ from tuner.units import MIB
 
 _aten = torch.ops.aten
 # Below 16 oneDNN takes other kernels than later: extended from (4, 8) or (8, 16) to 64 and 1,024,
-# single convolutions came out up to 14 % wrong; from (16, 32) on, within 2 %.
+# single convolutions came out up to 14 % wrong; from (16, 32) on, within 2.2 %.
 _PROBE_BATCHES = (16, 32)
 _SMALL_PROBE_BATCHES = (4, 8)  # where the usual ones would take more memory than a probe may
 _MOST_PROBE_BYTES = 512 * MIB

@@ -109,15 +109,10 @@ class StudyLoop:
         self._counts = session.reader.outcomes(session.study.id)
         trials = session.reader.trials(session.study.id)
         self._launched = sum(1 for trial in trials if _counts_as_launch(trial))
-        self._measured = [m for m in map(self._as_measured, trials) if m is not None]
-        self._calibration = Calibration.prior(self._target.kind).updated(
-            [] if session.study.seed is not None else self._measured
-        )
-
-    @property
-    def launched_count(self) -> int:
-        """Launched trials in the study so far, audits not counted."""
-        return self._launched
+        # A seeded study keeps the prior, so that it repeats.
+        learning = [] if session.study.seed is not None else trials
+        self._measured = [m for m in map(self._as_measured, learning) if m is not None]
+        self._calibration = Calibration.prior(self._target.kind).updated(self._measured)
 
     def run(self) -> None:
         """Run trials until the goal is reached, then audit.

@@ -47,6 +47,7 @@ class Plan:
     runs_dir: Path
     url: URL
     settings: dict[str, Setting]
+    existing: StudyRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def make_plan(study_file: str, settings: dict[str, Setting], threads: int) -> Pl
         budget_bytes = parse_bytes(default) if default else place.default_budget_bytes
     check_budget(budget_bytes, place)
     configuration(loaded.workload, {})  # a space that cannot be drawn from is found now
-    return Plan(
+    plan = Plan(
         loaded=loaded,
         place=place,
         name=name,
@@ -107,7 +108,11 @@ def make_plan(study_file: str, settings: dict[str, Setting], threads: int) -> Pl
         runs_dir=Path(values["runs_dir"]),
         url=url,
         settings=settings,
+        existing=existing,
     )
+    if existing is not None:
+        _check_same(plan, existing)
+    return plan
 
 
 @contextmanager
@@ -119,12 +124,9 @@ def open_session(plan: Plan) -> Iterator[Session]:
         StoreError: The database cannot be used, or another driver holds the study.
     """
     with store_errors(plan.url), contextlib.ExitStack() as closing:
-        existing = _existing_study(plan.url, plan.name)
-        if existing is not None:
-            _check_same(plan, existing)
         predictor = closing.enter_context(_predictor(plan))
         context_bytes = None
-        if plan.place.kind == "cpu" and existing is None:
+        if plan.place.kind == "cpu" and plan.existing is None:
             context_bytes = predictor.context_bytes(configuration(plan.loaded.workload, {}))
         engine = open_engine(plan.url)
         migrations.upgrade(engine)

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from tuner.errors import StoreError, StudyBusy
 from tuner.processes import is_alive
-from tuner.records import Outcome, Owner, Prediction, TrialResult
+from tuner.records import Owner, Prediction, TrialResult
 from tuner.store import schema
 from tuner.store.rows import NewStudy, storable_text, to_storable
 
@@ -180,15 +180,6 @@ class Writer:
             )
             if changed.rowcount:
                 _add_metrics(connection, trial_id, result)
-
-    def record_outcome(self, trial_id: int, outcome: Outcome, reason: str) -> None:
-        """Settle a trial that has no other result."""
-        with self._engine.begin() as connection:
-            connection.execute(
-                update(schema.trial)
-                .where(schema.trial.c.id == trial_id, schema.trial.c.outcome.is_(None))
-                .values(outcome=outcome, reason=storable_text(reason), ended_at=_now(), **_owner_values(None))
-            )
 
     def forget_checkpoint(self, trial_id: int) -> None:
         """Note that a trial's kept weights are gone."""
