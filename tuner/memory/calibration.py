@@ -1,7 +1,8 @@
 """Corrects the centre of a prediction and sizes its band from trials that were measured.
 
 Until enough trials of the same host, device and study were measured, a prior speaks: it counts as
-`PRIOR_TRIALS` trials of typical error. A CPU's prior comes from this project's two studies.
+`PRIOR_TRIALS` trials of typical error. A CPU's prior: resident peak - context - allocated was
+7 to 18 MiB over 30 trials of `digits_cnn` and 7 to 31 MiB over 8 of `char_gpt`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Calibration(Record):
     def prior(cls, target_kind: str) -> Self:
         """Return what is assumed before anything was measured."""
         if target_kind == "cpu":
-            return cls(12 * MIB, 1.0, 0.02, 6 * MIB, 1.0, 0)
+            return cls(12 * MIB, 1.0, 0.02, 9 * MIB, 1.0, 0)
         return cls(0, 1.0, 0.05, 0, 1.0, 0)
 
     def updated(self, measured: Sequence[Measured]) -> Calibration:
