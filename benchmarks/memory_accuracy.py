@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.zoo import ZOO, Build
-from tuner.memory.cpu_rules import OperatorProbe
+from tuner.memory.cpu_rules import OperatorProbe, cpu_rules
 from tuner.memory.prediction import estimate
 from tuner.memory.targets import resolve_target
 from tuner.memory.trace import trace_build
@@ -37,7 +37,7 @@ def real_peak(build: Build) -> int:
 
 def traced_peak(build: Build, probe: OperatorProbe) -> int:
     """Return the predicted peak of the same, in bytes."""
-    found = estimate(trace_build(build, steps=STEPS, probe=probe), resolve_target("cpu"))
+    found = estimate(trace_build(build, cpu_rules(probe), STEPS), resolve_target("cpu"))
     assert found.allocated_bytes is not None
     return found.allocated_bytes
 

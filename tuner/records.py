@@ -138,6 +138,7 @@ class Prediction(Record):
         growth_bytes: Bytes that each further training step leaves behind; 0 is the rule.
         method: `fake-tensors`, or `untraceable`.
         assumptions: What was taken for granted and what is not seen, a sentence each.
+        rules: Names of the rules that turned the traced step into the target's.
         seconds: How long the prediction took.
     """
 
@@ -153,6 +154,7 @@ class Prediction(Record):
     growth_bytes: int = 0
     method: str = "fake-tensors"
     assumptions: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -161,6 +163,7 @@ class Prediction(Record):
         fields["device_bytes"] = fields.pop("device")
         fields["required_bytes"] = fields.pop("required")
         fields["assumptions"] = list(self.assumptions)
+        fields["rules"] = list(self.rules)
         fields["largest"] = [tensor.to_json() for tensor in self.largest]
         return fields
 
@@ -176,6 +179,7 @@ class Prediction(Record):
         values["peak_at"] = None if peak_at is None else PeakAt(**peak_at)
         values["largest"] = tuple(LargeTensor(**tensor) for tensor in values["largest"])
         values["assumptions"] = tuple(values["assumptions"])
+        values["rules"] = tuple(values.get("rules", ()))
         return cls(**values)
 
 

@@ -16,12 +16,15 @@ from benchmarks.zoo import ZOO, Step
 from tests.conftest import DIGITS, ROOT
 from tuner.errors import Untraceable
 from tuner.measure.profile import allocated_peak
-from tuner.memory.cpu_rules import OperatorProbe
+from tuner.memory.cpu_rules import OperatorProbe, cpu_rules
+from tuner.memory.cuda_rules import CudaDevice, cuda_rules
 from tuner.memory.prediction import estimate
 from tuner.memory.targets import resolve_target
 from tuner.memory.trace import Trace, trace_build, trace_workload
 from tuner.stand_in import configuration
 from tuner.workload import Workload, load_workload
+
+CPU, CUDA = cpu_rules(), cuda_rules(CudaDevice())
 
 # Where oneDNN allocates inside an operator, the probe stands for it; elsewhere the trace is exact.
 ONEDNN = {
@@ -79,7 +82,7 @@ def test_studies_are_traced_to_their_true_peak(
         train_steps=3,
         eval_steps=2,
     )
-    traced = peak_of_trace(trace_workload(workload, params, probe=probe))
+    traced = peak_of_trace(trace_workload(workload, params, cpu_rules(probe)))
     assert traced == pytest.approx(real, rel=0.03 if file == DIGITS.name else 0.005)
 
 
@@ -104,7 +107,7 @@ def test_categories_add_up_and_are_right() -> None:
 
         return step
 
-    found = estimate(trace_build(build), resolve_target("cpu"))
+    found = estimate(trace_build(build, CPU), resolve_target("cpu"))
     weight = 4_000_000
     assert found.categories["parameters"] == weight
     assert found.categories["gradients"] == weight
@@ -129,8 +132,8 @@ def test_the_second_step_can_need_more_than_the_first() -> None:
 
         return step
 
-    one = peak_of_trace(trace_build(build, steps=1))
-    three = peak_of_trace(trace_build(build, steps=3))
+    one = peak_of_trace(trace_build(build, CPU, 1))
+    three = peak_of_trace(trace_build(build, CPU, 3))
     assert three - one >= 3_000_000
 
 
@@ -155,7 +158,7 @@ def test_kept_outputs_are_multiplied_by_the_number_of_evaluation_steps() -> None
         def eval_steps(self, params: Any) -> int:
             return 50
 
-    found = estimate(trace_workload(Keeps(), {}), resolve_target("cpu"))
+    found = estimate(trace_workload(Keeps(), {}, CPU), resolve_target("cpu"))
     assert found.allocated_bytes == pytest.approx(50 * 256 * 1000 * 4, rel=0.02)
 
 
@@ -170,9 +173,9 @@ def test_memory_left_behind_by_each_step_is_reported() -> None:
 
         return step
 
-    trace = trace_build(build)
+    trace = trace_build(build, CPU)
     assert trace.growth_bytes >= 64 * 100 * 4
-    assert trace_build(ZOO["mlp"]).growth_bytes == 0
+    assert trace_build(ZOO["mlp"], CPU).growth_bytes == 0
 
 
 def _masked(device: torch.device) -> Step:
@@ -205,7 +208,7 @@ def _broken(device: torch.device) -> Step:
 )
 def test_what_cannot_be_traced_says_why_and_where(build: Any, reason: str) -> None:
     with pytest.raises(Untraceable, match=reason) as caught:
-        trace_build(build)
+        trace_build(build, CPU)
     assert "test_trace.py:" in caught.value.message
 
 
@@ -221,7 +224,7 @@ def test_cuda_in_any_spelling_traces_without_a_gpu() -> None:
 
         return step
 
-    assert peak_of_trace(trace_build(build, device="cuda"), "cuda") > 0
+    assert peak_of_trace(trace_build(build, CUDA), "cuda") > 0
 
 
 def test_random_states_and_patches_are_restored() -> None:
@@ -230,9 +233,9 @@ def test_random_states_and_patches_are_restored() -> None:
     random.seed(1)
     np.random.seed(1)
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    trace_build(ZOO["sizes_from_tensors"])
+    trace_build(ZOO["sizes_from_tensors"], CPU)
     with pytest.raises(Untraceable):
-        trace_build(_broken)
+        trace_build(_broken, CPU)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
     assert np.random.get_state()[1].tolist() == before[2]
@@ -253,8 +256,8 @@ def test_setup_that_reads_tensors_is_predicted_like_the_same_sizes_written_out()
 
         return build
 
-    read = trace_build(build_with(lambda: (torch.tensor([0.5, 2.0]) * 128).int().tolist()))
-    written = trace_build(build_with(lambda: (64, 256)))
+    read = trace_build(build_with(lambda: (torch.tensor([0.5, 2.0]) * 128).int().tolist()), CPU)
+    written = trace_build(build_with(lambda: (64, 256)), CPU)
     assert peak_of_trace(read) == peak_of_trace(written)
 
 
@@ -276,6 +279,6 @@ def test_multi_tensor_optimizers_on_cuda_take_one_more_set_of_temporaries() -> N
         return build
 
     default, single = (
-        peak_of_trace(trace_build(build_with(foreach), device="cuda"), "cuda") for foreach in (None, False)
+        peak_of_trace(trace_build(build_with(foreach), CUDA), "cuda") for foreach in (None, False)
     )
     assert 4 * 8 * 2**20 * 0.6 < default - single < 4 * 8 * 2**20

@@ -12,13 +12,14 @@ is chosen by batch size is seen as it behaves at the probed batches (at most 32 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tuner.memory.rules import KernelCall, KernelMemory, Rules
 from tuner.profiling import peak_of, profiled_peak
 from tuner.units import MIB
 
@@ -31,27 +32,14 @@ _MOST_PROBE_BYTES = 512 * MIB
 
 
 @dataclass(frozen=True)
-class HiddenMemory:
-    """What one call of an operator takes beyond what a fake run shows.
-
-    Attributes:
-        inside_bytes: Peak of all that the call allocates, its outputs included, above its start.
-        output_bytes: Size of each output's storage, in order; None for no tensor.
-    """
-
-    inside_bytes: int
-    output_bytes: tuple[int | None, ...]
-
-
-@dataclass(frozen=True)
 class _Probed:
     """One real call: its allocations and releases in order, and its outputs' storages."""
 
     changes: tuple[int, ...]
     output_bytes: tuple[int | None, ...]
 
-    def as_hidden(self) -> HiddenMemory:
-        return HiddenMemory(peak_of(self.changes), self.output_bytes)
+    def memory(self) -> KernelMemory:
+        return _beside_outputs(peak_of(self.changes), self.output_bytes)
 
 
 @dataclass(frozen=True)
@@ -116,14 +104,12 @@ class OperatorProbe:
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], list[_Probed]] = {}
 
-    def hidden(self, operator: Any, arguments: Sequence[Any], options: dict[str, Any]) -> HiddenMemory | None:
-        """Return what `operator(*arguments, **options)` allocates; None where nothing is hidden.
+    def memory_of(self, call: KernelCall) -> KernelMemory | None:
+        """Return what a call takes beyond its fake outputs; None where nothing is hidden.
 
-        Args:
-            operator: An overload such as `aten.convolution.default`.
-            arguments: Its positional arguments; tensors may be fake.
-            options: Its keyword arguments; with a tensor among them the call is not probed.
+        A call with a tensor among its keyword arguments is not probed.
         """
+        operator, arguments, options = call.operator, call.arguments, call.options
         batched = PROBED.get(operator)
         if batched is None or any(isinstance(value, torch.Tensor) for value in options.values()):
             return None
@@ -131,7 +117,7 @@ class OperatorProbe:
         batch = int(arguments[argument].shape[dimension])
         batches = _probe_batches(batched, arguments)
         if batch <= batches[1]:
-            return self._measured(operator, batched, arguments, options, (batch,))[0].as_hidden()
+            return self._measured(operator, batched, arguments, options, (batch,))[0].memory()
         low, high = self._measured(operator, batched, arguments, options, batches)
         return _extended(low, high, batches, batch)
 
@@ -140,7 +126,7 @@ class OperatorProbe:
         operator: Any,
         batched: _Batched,
         arguments: Sequence[Any],
-        options: dict[str, Any],
+        options: Mapping[str, Any],
         batches: tuple[int, ...],
     ) -> list[_Probed]:
         of_batch = dict(batched.dimensions)
@@ -171,7 +157,7 @@ def _layout(tensor: torch.Tensor, batch_dimension: int | None) -> tuple[str, tup
 
 
 def _run(
-    operator: Any, batched: _Batched, arguments: Sequence[Any], options: dict[str, Any], batch: int
+    operator: Any, batched: _Batched, arguments: Sequence[Any], options: Mapping[str, Any], batch: int
 ) -> _Probed:
     of_batch = dict(batched.dimensions)
     with _disable_current_modes():
@@ -214,7 +200,7 @@ def _probe_batches(batched: _Batched, arguments: Sequence[Any]) -> tuple[int, in
     return _PROBE_BATCHES if fits else _SMALL_PROBE_BATCHES
 
 
-def _extended(low: _Probed, high: _Probed, batches: tuple[int, int], batch: int) -> HiddenMemory:
+def _extended(low: _Probed, high: _Probed, batches: tuple[int, int], batch: int) -> KernelMemory:
     """Extend two probes to another batch: every buffer is a line, the peak is over their sums."""
     first, second = batches
 
@@ -229,4 +215,15 @@ def _extended(low: _Probed, high: _Probed, batches: tuple[int, int], batch: int)
         inside_bytes = line(peak_of(low.changes), peak_of(high.changes))
     else:
         inside_bytes = peak_of(map(line, low.changes, high.changes))
-    return HiddenMemory(inside_bytes, output_bytes)
+    return _beside_outputs(inside_bytes, output_bytes)
+
+
+def _beside_outputs(inside_bytes: int, output_bytes: tuple[int | None, ...]) -> KernelMemory:
+    """Return what a call takes beside its outputs, from its peak with them."""
+    scratch_bytes = inside_bytes - sum(filter(None, output_bytes))
+    return KernelMemory((scratch_bytes,) if scratch_bytes > 0 else (), output_bytes, rule="cpu kernels")
+
+
+def cpu_rules(probe: OperatorProbe | None = None) -> Rules:
+    """Return the rules of a CPU target; `probe` keeps what it measured from trace to trace."""
+    return Rules("cpu", probe or OperatorProbe())

@@ -18,13 +18,15 @@ import random
 import sys
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
+
+from tuner.memory.rules import Journal, Substitute
 
 
 class SharedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
@@ -35,12 +37,23 @@ class SharedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 
 class _CudaMeansCpu(TorchFunctionMode):
-    """Answer every request for a `cuda` device with the CPU, where the fakes live."""
+    """Answer every request for a `cuda` device with the CPU, where the fakes live.
+
+    Functions that the target runs in another way are answered by their substitutes.
+    """
+
+    def __init__(self, substitutes: Mapping[Any, Substitute] | None = None, journal: Any = None) -> None:
+        super().__init__()
+        self._substitutes = substitutes or {}
+        self._journal = journal
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        substitute = self._substitutes.get(func)
+        if substitute is not None:
+            return substitute(self._journal, func, args, kwargs)
         if func is torch.Tensor.cuda:
             return args[0]
         if func is torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
@@ -63,16 +76,25 @@ class FakeWorld:
     """The modes and patches under which user code is traced; a context manager.
 
     On leaving, patches are undone and the random states of Python and PyTorch restored.
+
+    Args:
+        substitutes: Functions that the target runs in another way.
+        journal: Where substitutes say what they did.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, substitutes: Mapping[Any, Substitute] | None = None, journal: Journal | None = None
+    ) -> None:
         self.mode = SharedFakeMode(allow_non_fake_inputs=True)
+        self._functions = _CudaMeansCpu(substitutes, journal)
+        self._substitutes, self._journal = substitutes or {}, journal
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> FakeWorld:
         self._stack.enter_context(_restored_random_state())
         self._stack.enter_context(self.mode)
-        self._stack.enter_context(_CudaMeansCpu())
+        self._stack.enter_context(self._functions)
+        self._stack.enter_context(_inside_functional(self._substitutes, self._journal))
         self._stack.enter_context(_no_op_initialisers())
         self._stack.enter_context(_modules_convert_plainly())
         self._stack.enter_context(warnings.catch_warnings())
@@ -135,6 +157,29 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, original)
+
+
+@contextlib.contextmanager
+def _inside_functional(substitutes: Mapping[Any, Substitute], journal: Journal | None) -> Iterator[None]:
+    """Put substitutes where PyTorch's own Python functions look: no mode is on inside these."""
+    with contextlib.ExitStack() as stack:
+        for function, substitute in substitutes.items():
+            answer = _answering(function, substitute, journal)
+            for owner in (torch.nn.functional, torch._VF):
+                if vars(owner).get(function.__name__) == function:
+                    stack.enter_context(_replaced(owner, function.__name__, answer))
+                elif getattr(owner, function.__name__, None) == function:
+                    setattr(owner, function.__name__, answer)
+                    stack.callback(delattr, owner, function.__name__)
+        yield
+
+
+def _answering(function: Any, substitute: Substitute, journal: Any) -> Any:
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return substitute(journal, function, args, kwargs)
+
+    return answer
 
 
 @contextlib.contextmanager

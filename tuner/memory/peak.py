@@ -44,7 +44,7 @@ def predict_peak(
         UsageError: Target or budget cannot be understood, or `steps` is not positive.
     """
     from tuner.errors import UsageError
-    from tuner.memory.cpu_rules import OperatorProbe
+    from tuner.memory.target_rules import rules_for
     from tuner.memory.trace import trace_build
 
     if steps < 1:
@@ -52,10 +52,9 @@ def predict_peak(
     resolved = resolve_target(target)
     budget_bytes = parse_bytes(budget) if isinstance(budget, str) else budget
     memory = process_memory() if resolved.kind == "cpu" else None
-    probe = OperatorProbe() if resolved.kind == "cpu" else None
     start = time.perf_counter()
     try:
-        trace = trace_build(build, device=resolved.kind, steps=steps, probe=probe)
+        trace = trace_build(build, rules_for(resolved), steps)
         found = estimate(trace, resolved, time.perf_counter() - start)
     except Untraceable as reason:
         found = untraceable(reason.message, time.perf_counter() - start)

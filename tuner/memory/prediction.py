@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Self
@@ -48,6 +48,7 @@ class Estimate(Record):
         largest: The largest live tensors at the peak.
         growth_bytes: What each further training step leaves behind.
         notes: Assumptions, or the reason why there is no trace.
+        rules: Names of the rules that turned the CPU trace into the target's.
         seconds: How long trace and replay took.
     """
 
@@ -59,6 +60,7 @@ class Estimate(Record):
     largest: tuple[LargeTensor, ...] = ()
     growth_bytes: int = 0
     notes: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
     seconds: float = 0.0
 
     @classmethod
@@ -71,6 +73,7 @@ class Estimate(Record):
                 "peak_at": None if peak_at is None else PeakAt(**peak_at),
                 "largest": tuple(LargeTensor(**tensor) for tensor in fields["largest"]),
                 "notes": tuple(fields["notes"]),
+                "rules": tuple(fields["rules"]),
             }
         )
 
@@ -82,7 +85,6 @@ def estimate(trace: Trace, target: Target, seconds: float = 0.0) -> Estimate:
     for block in live_at_peak:
         categories[block.category] += _size(block, target)
     if target.kind == "cuda":
-        categories["workspace"] += target.workspace_bytes
         reserved_bytes, allocated_bytes = _replay(trace, target, limit_bytes=None)
         required_bytes = _smallest_limit(trace, target, allocated_bytes, reserved_bytes)
     else:
@@ -97,6 +99,7 @@ def estimate(trace: Trace, target: Target, seconds: float = 0.0) -> Estimate:
         largest=tuple(LargeTensor(b.bytes, b.category, b.module, b.operator) for b in largest),
         growth_bytes=trace.growth_bytes,
         notes=trace.notes,
+        rules=trace.rules,
         seconds=seconds,
     )
 
@@ -140,6 +143,7 @@ def predict(
             verdict=None if budget_bytes is None else Verdict.TRY,
             method="untraceable",
             assumptions=tuple(notes),
+            rules=found.rules,
             seconds=found.seconds,
         )
     required_bytes = found.required_bytes or found.reserved_bytes
@@ -164,6 +168,7 @@ def predict(
         largest=found.largest,
         growth_bytes=found.growth_bytes,
         assumptions=tuple(notes),
+        rules=found.rules,
         seconds=found.seconds,
     )
 
@@ -192,10 +197,6 @@ def _band(context_bytes: int, allocator_bytes: int, target: Target, calibration:
 def _limits(target: Target) -> Iterator[str]:
     if target.kind == "cuda":
         yield f"context of {target.name}: {target.context_source}"
-        yield (
-            "of CUDA's own ways only multi-tensor optimizers and cuBLAS workspaces are modelled: "
-            "dropout masks, autocast's cast lists, attention backends and cuDNN are taken from the CPU"
-        )
 
 
 def _size(block: Block, target: Target) -> int:
@@ -230,27 +231,12 @@ def _replay(trace: Trace, target: Target, limit_bytes: int | None) -> tuple[int,
     """
     allocator = CachingAllocator(limit_bytes)
     held = {}
-    waiting = _workspace_moments(trace, target)
-    for position, event in enumerate(trace.events):
-        for size in waiting.pop(position, ()):
-            allocator.allocate(size)
+    for event in trace.events:
         if event >= 0:
             held[event] = allocator.allocate(trace.blocks[event].bytes)
         else:
             allocator.free(held.pop(~event))
     return allocator.peak_reserved_bytes, allocator.peak_allocated_bytes
-
-
-def _workspace_moments(trace: Trace, target: Target) -> dict[int, Sequence[int]]:
-    """Return at which events the forward's and the backward's threads take their workspaces."""
-    moments: dict[int, list[int]] = {}
-    for phase in ("forward", "backward"):
-        for position, event in enumerate(trace.events):
-            if event >= 0 and trace.blocks[event].phase == phase:
-                if target.workspace_bytes:
-                    moments.setdefault(position, []).append(target.workspace_bytes // 2)
-                break
-    return dict(moments)
 
 
 def _smallest_limit(trace: Trace, target: Target, allocated_bytes: int, reserved_bytes: int) -> int:

@@ -37,14 +37,14 @@ class PredictorServer:
     def __init__(self, reference: str, target_name: str, *, threads: int) -> None:
         import torch
 
-        from tuner.memory.cpu_rules import OperatorProbe
+        from tuner.memory.target_rules import rules_for
         from tuner.warmup import warm_up
 
         torch.set_num_threads(threads)
         warm_up(torch.device("cpu"))
         self._target: Target = resolve_target(target_name)
         self._workload: Workload = load_workload(reference).workload
-        self._probe = OperatorProbe() if self._target.kind == "cpu" else None
+        self._rules = rules_for(self._target)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to one request, by its `kind`."""
@@ -58,7 +58,7 @@ class PredictorServer:
 
         start = time.perf_counter()
         try:
-            trace = trace_workload(self._workload, params, device=self._target.kind, probe=self._probe)
+            trace = trace_workload(self._workload, params, self._rules)
         except Untraceable as reason:
             return untraceable(reason.message, time.perf_counter() - start)
         return estimate(trace, self._target, time.perf_counter() - start)

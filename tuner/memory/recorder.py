@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tuner.errors import Untraceable
-from tuner.memory.cpu_rules import OperatorProbe
+from tuner.memory.rules import KernelCall, KernelMemory, KernelModel
 
 _aten = torch.ops.aten
 _DATA_DEPENDENT = {
@@ -68,9 +68,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         phase: `setup`, `inputs`, `forward`, `backward`, `optimizer`, `eval`; set by the tracer,
             which calls it `forward` for all of a training step: backward is noticed here.
         notes: Assumptions made on the way, a sentence each.
+        rules: Names of the rules that applied.
     """
 
-    def __init__(self, probe: OperatorProbe | None) -> None:
+    def __init__(self, kernels: KernelModel | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.blocks: list[Block] = []
         self.events: list[int] = []
@@ -78,12 +79,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.phase = "setup"
         self.step = 0
         self.notes: dict[str, None] = {}
+        self.rules: dict[str, None] = {}
         self.module_names: dict[int, str] = {}
         self._module_stack: list[str] = []
         self._module_of_node: dict[int, str] = {}
         self._references: list[weakref.ref[Any]] = []  # a reference must live to call back
         self._answers: Counter[str] = Counter()
-        self._probe = probe
+        self._kernels = kernels
+        self._kept: set[str] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -99,17 +102,38 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if target is not None:
                 _aten.add_.Tensor(target, args[1] if target is args[0] else args[0])
                 return target
-        hidden = None if self._probe is None else self._probe.hidden(func, args, kwargs)
-        if hidden is None:
-            out = func(*args, **kwargs)
-            self._see(out, node, func)
-            return out
-        self._pass_through(hidden.inside_bytes, node, func)
         out = func(*args, **kwargs)
-        outputs = out if isinstance(out, (tuple, list)) else (out,)
-        for tensor, size_bytes in zip(outputs, hidden.output_bytes, strict=True):
-            self._see(tensor, node, func, size_bytes=size_bytes)
+        self._see_call(func, args, kwargs, out, node)
         return out
+
+    def _see_call(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, node: Any
+    ) -> None:
+        if self._kernels is None:
+            self._see(out, node, func)
+            return
+        outputs = out if isinstance(out, (tuple, list)) else (out,)
+        memory = self._kernels.memory_of(KernelCall(func, args, kwargs, outputs, node is not None))
+        if memory is None:
+            self._see(out, node, func)
+            return
+        self.rules.setdefault(memory.rule)
+        if memory.output_bytes:
+            for tensor, size_bytes in zip(outputs, memory.output_bytes, strict=True):
+                self._see(tensor, node, func, size_bytes=size_bytes)
+        else:
+            self._see(out, node, func)
+        self._see_inside(memory, node, func)
+
+    def _see_inside(self, memory: KernelMemory, node: Any, operator: Any) -> None:
+        for key, size_bytes in memory.kept_bytes:
+            if key not in self._kept:
+                self._kept.add(key)
+                self.blocks[self._allocate(size_bytes, node, operator)].category = "workspace"
+        scratch = [self._allocate(size_bytes, node, operator) for size_bytes in memory.scratch_bytes]
+        for index in scratch:
+            self.blocks[index].category = "workspace"
+            self._free(index)
 
     def see_existing(self, tensors: Iterator[torch.Tensor], category: str) -> None:
         """Count tensors that exist already, such as parameters made outside the mode."""
@@ -130,6 +154,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.blocks.clear()
         self.events.clear()
         self.live.clear()
+        self._kept.clear()
 
     @property
     def live_bytes(self) -> int:

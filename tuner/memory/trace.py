@@ -22,10 +22,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 from tuner.errors import TunerError, Untraceable
-from tuner.memory.cpu_rules import OperatorProbe
-from tuner.memory.cuda_rules import cuda_rules
 from tuner.memory.fakes import FakeWorld
 from tuner.memory.recorder import Block, NeedsRealValues, Recorder
+from tuner.memory.rules import Rules
 from tuner.steps import (
     EVAL_STEPS,
     TRAIN_STEPS,
@@ -39,6 +38,8 @@ from tuner.steps import (
 )
 from tuner.workload import Workload
 
+HOST = "host"  # the category of what a CUDA program keeps in host memory
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -49,28 +50,27 @@ class Trace:
         events: `i` allocates `blocks[i]`, `~i` releases it.
         growth_bytes: What the last training step left behind that the one before had not.
         notes: Assumptions made, a sentence each.
+        rules: Names of the target's rules that applied.
     """
 
     blocks: tuple[Block, ...]
     events: tuple[int, ...]
     growth_bytes: int
     notes: tuple[str, ...]
+    rules: tuple[str, ...] = ()
 
 
 def trace_workload(
     workload: Workload,
     params: dict[str, Any],
-    *,
-    device: str = "cpu",
-    probe: OperatorProbe | None = None,
+    rules: Rules,
 ) -> Trace:
     """Trace `setup`, training and evaluation steps of one configuration.
 
     Args:
         workload: What to trace.
         params: Its configuration.
-        device: The device type that the code is told; it need not be present.
-        probe: Finds what CPU kernels hide; None for another target than the CPU.
+        rules: How the target differs from the CPU fakes; it need not be present.
 
     Raises:
         Untraceable: The code cannot be followed on fake tensors; the message says why.
@@ -78,9 +78,11 @@ def trace_workload(
 
     def program(world: FakeWorld, recorder: Recorder) -> int:
         state = _setup(
-            world, recorder, lambda: workload.setup(params, torch.device(device)), lambda state: state
+            world, recorder, lambda: workload.setup(params, torch.device(rules.device)), lambda state: state
         )
-        batches = _batches(world, recorder, lambda: workload.example_batch(params, torch.device(device)))
+        batches = _batches(
+            world, recorder, lambda: workload.example_batch(params, torch.device(rules.device))
+        )
         with _observed(recorder, state):
             set_training(state, training=True)
             growth = _train(recorder, state, batches, lambda batch: train_once(workload, state, batch))
@@ -93,15 +95,13 @@ def trace_workload(
                     recorder.pass_through_peak(kept * more, "kept between evaluation steps")
         return growth
 
-    return _traced(program, device, probe)
+    return _traced(program, rules)
 
 
 def trace_build(
     build: Callable[[torch.device], Callable[[], Any]],
-    *,
-    device: str = "cpu",
+    rules: Rules,
     steps: int = TRAIN_STEPS,
-    probe: OperatorProbe | None = None,
 ) -> Trace:
     """Trace `steps` calls of the step that `build(device)` returns.
 
@@ -110,19 +110,18 @@ def trace_build(
     """
 
     def program(world: FakeWorld, recorder: Recorder) -> int:
-        step = _setup(world, recorder, lambda: build(torch.device(device)), _closed_over)
+        step = _setup(world, recorder, lambda: build(torch.device(rules.device)), _closed_over)
         state = _closed_over(step)
         with _observed(recorder, state):
             return _train(recorder, state, [None], lambda _: step(), steps=steps)
 
-    return _traced(program, device, probe)
+    return _traced(program, rules)
 
 
-def _traced(program: Callable[[FakeWorld, Recorder], int], device: str, probe: OperatorProbe | None) -> Trace:
-    recorder = Recorder(probe)
-    rules = cuda_rules() if device == "cuda" else contextlib.nullcontext()
+def _traced(program: Callable[[FakeWorld, Recorder], int], rules: Rules) -> Trace:
+    recorder = Recorder(rules.kernels)
     try:
-        with rules, FakeWorld() as world, recorder:
+        with rules.patches(recorder), FakeWorld(rules.substitutes, recorder) as world, recorder:
             growth_bytes = program(world, recorder)
     except TunerError:
         raise
@@ -130,7 +129,19 @@ def _traced(program: Callable[[FakeWorld, Recorder], int], device: str, probe: O
         reason = str(error).strip().split("\n", 1)[0][:300]
         place = _place_of(error)
         raise Untraceable(f"{type(error).__name__}: {reason}{place}") from error
-    return Trace(tuple(recorder.blocks), tuple(recorder.events), growth_bytes, tuple(recorder.notes))
+    return Trace(
+        blocks=tuple(recorder.blocks),
+        events=tuple(recorder.events if rules.device == "cpu" else _on_device(recorder)),
+        growth_bytes=growth_bytes,
+        notes=tuple(recorder.notes),
+        rules=tuple(recorder.rules),
+    )
+
+
+def _on_device(recorder: Recorder) -> Iterator[int]:
+    """Yield the events of what lies on the device."""
+    on_device = [block.category != HOST for block in recorder.blocks]
+    return (event for event in recorder.events if on_device[max(event, ~event)])
 
 
 def _setup(
@@ -229,6 +240,12 @@ def _settle(recorder: Recorder, state: Any) -> None:
 def _settle_optimizer(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
     for tensor in _state_tensors(optimizer):
         recorder.settle(tensor, "optimizer_state")
+    for group in optimizer.param_groups:
+        if not (group.get("capturable") or group.get("fused")):
+            for parameter in group["params"]:
+                for value in optimizer.state.get(parameter, {}).values():
+                    if isinstance(value, torch.Tensor) and value.dim() == 0:
+                        recorder.settle(value, HOST)  # step counters are not where parameters are
 
 
 def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

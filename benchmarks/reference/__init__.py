@@ -1,0 +1,1 @@
+"""Public measurements rebuilt as traces: one module per file of reference data."""

@@ -1,0 +1,38 @@
+"""`torch.compile`: the step is traced eagerly, and the prediction says that this is no evidence.
+
+A compiled step fuses operators and chooses anew what to keep for backward: its peak may be lower or
+higher than the eager one (case D10). Nothing is compiled while tracing; that something would have
+been is noted, and widens the band.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tuner.memory.rules import Journal
+
+NAME = "torch.compile"
+
+
+@contextlib.contextmanager
+def compiled_runs_eagerly(journal: Journal) -> Iterator[None]:
+    """Run compiled functions and modules as they were written."""
+    from torch._dynamo import eval_frame
+
+    original = eval_frame._callback_from_stance
+
+    def noticed(callback: Any) -> Any:
+        if callable(callback):
+            journal.rules.setdefault(NAME)
+        return original(callback)
+
+    eval_frame._callback_from_stance = noticed
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        eval_frame._callback_from_stance = original
