@@ -80,6 +80,8 @@ class CachingAllocator:
         reserved_at_peak_bytes: What was reserved when allocated bytes were at their peak.
         waiting_bytes: Freed blocks that other streams still use.
         retries: How often every free segment was released to serve a request.
+        ordinary_segments: How many segments are held that are not expandable.
+        expandable: The expandable ones.
     """
 
     def __init__(
@@ -102,10 +104,10 @@ class CachingAllocator:
         self.retries = 0
         self.new_address = address_of_segment or self._next_address
         self._next_free_address = 0
-        self._ordinary_segments = 0
+        self.ordinary_segments = 0
         self._small: dict[int, FreeList] = {}
         self._large: dict[int, FreeList] = {}
-        self._expandable = ExpandableSegments(self)
+        self.expandable = ExpandableSegments(self)
         self._other_streams: dict[AllocatorBlock, set[int]] = {}
         self._waiting: dict[AllocatorBlock, set[int]] = {}
         self._rounds = bool(settings.power2_divisions)
@@ -119,7 +121,7 @@ class CachingAllocator:
     @property
     def segments(self) -> int:
         """How many segments are held; of expandable ones, mapped ranges."""
-        return self._ordinary_segments + self._expandable.mapped_ranges
+        return self.ordinary_segments + self.expandable.mapped_ranges
 
     def allocate(self, requested_bytes: int, stream: int = 0) -> AllocatorBlock:
         """Serve a request of at least 1 byte.
@@ -222,15 +224,23 @@ class CachingAllocator:
         for pool in self._pools():
             for block in list(pool.blocks):
                 if block.space is not None:
-                    self.reserved_bytes -= self._expandable.unmap(block)
+                    self.reserved_bytes -= self.expandable.unmap(block)
                 elif not block.is_split:
                     self.release(block)
+
+    def release_at(self, address: int) -> None:
+        """Give the segment at an address back to the device, if it is wholly free."""
+        for pool in self._pools():
+            for block in pool.blocks:
+                if block.address == address and block.space is None and not block.is_split:
+                    self.release(block)
+                    return
 
     def release(self, block: AllocatorBlock) -> None:
         """Give a wholly free segment back to the device."""
         block.pool.remove(block)
         self.reserved_bytes -= block.size
-        self._ordinary_segments -= 1
+        self.ordinary_segments -= 1
         self._freed_at.pop(block, None)
 
     def reserve(self, size: int) -> bool:
@@ -323,10 +333,10 @@ class CachingAllocator:
         if self.limit_bytes is not None and self.reserved_bytes + segment_bytes > self.limit_bytes:
             return None
         if self.settings.expandable_segments:
-            return self._expandable.allocate(pool, size)
+            return self.expandable.allocate(pool, size)
         if not self.reserve(segment_bytes):
             return None
-        self._ordinary_segments += 1
+        self.ordinary_segments += 1
         return AllocatorBlock(self.new_address(segment_bytes, pool.stream), segment_bytes, pool)
 
     def _release_oversize(self, pool: FreeList, size: int) -> bool:

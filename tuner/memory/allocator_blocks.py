@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
 from typing import Final
 
 FREE: Final = 0  # in its pool's free list
@@ -14,42 +13,6 @@ UNMAPPED: Final = 3  # address space of an expandable segment without memory beh
 # Free blocks sort by (size, address), packed into one number: comparing numbers is twice as fast as
 # comparing tuples. Addresses have fewer than 64 bits.
 ADDRESS_BITS: Final = 64
-
-
-@dataclass(frozen=True)
-class BlockState:
-    """A block as a snapshot has it.
-
-    Attributes:
-        address, size: In bytes.
-        state: FREE, USED or WAITING.
-        requested_bytes: What was asked for; None where unknown.
-    """
-
-    address: int
-    size: int
-    state: int
-    requested_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class SegmentState:
-    """A segment (or a mapped range of an expandable one) as a snapshot has it.
-
-    Attributes:
-        address, size: In bytes.
-        stream: The stream that owns it.
-        small: Whether it belongs to the pool of requests up to 1 MiB.
-        expandable: Whether it is part of an expandable segment.
-        blocks: Its blocks in address order, without gaps.
-    """
-
-    address: int
-    size: int
-    stream: int
-    small: bool
-    expandable: bool
-    blocks: tuple[BlockState, ...]
 
 
 class AddressSpace:
