@@ -15,22 +15,6 @@ _OWN_ADDRESSES = 1 << 62  # above any that a driver gives
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """What the snapshot itself says, by its events.
-
-    Attributes:
-        peak_allocated_bytes: The most that was live. Of blocks that came and went within the history
-            only the rounded request is known, not what a block kept because it was not split.
-        peak_reserved_bytes: The most that was held, exactly.
-        out_of_memory: How often the allocator gave up.
-    """
-
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    out_of_memory: int
-
-
-@dataclass(frozen=True)
 class Replay:
     """The end of a replay.
 
@@ -50,21 +34,6 @@ class Replay:
     start_replaced: bool
     same_addresses: int
     allocations: int
-
-
-@dataclass(frozen=True)
-class LiveBlock:
-    """A block that is live at some moment.
-
-    Attributes:
-        size: In bytes.
-        allocated_at: The position of the event that made it; None for one older than the history.
-        frame: `file:line:function` of the code that asked for it; None where unknown.
-    """
-
-    size: int
-    allocated_at: int | None
-    frame: str | None
 
 
 @dataclass
@@ -96,63 +65,6 @@ def replay(
         ValueError: The events contradict the segments.
     """
     return _Replayer(history, settings or history.settings, limit_bytes).run()
-
-
-def recorded(history: DeviceHistory) -> Recorded:
-    """Return what the snapshot itself says.
-
-    Raises:
-        ValueError: The events contradict the segments.
-    """
-    start = segments_before(history)
-    live = {b.address: b.size for segment in start for b in segment.blocks if b.state == USED}
-    allocated_bytes = peak_allocated_bytes = sum(live.values())
-    reserved_bytes = peak_reserved_bytes = sum(segment.size for segment in start)
-    failures = 0
-    for action, address, size, _ in history.events:
-        if action == "alloc":
-            live[address] = history.settings.rounded(size)
-            allocated_bytes += live[address]
-            peak_allocated_bytes = max(peak_allocated_bytes, allocated_bytes)
-        elif action in ("free_requested", "free_completed"):
-            allocated_bytes -= live.pop(address, 0)
-        elif action in ("segment_alloc", "segment_map"):
-            reserved_bytes += size
-            peak_reserved_bytes = max(peak_reserved_bytes, reserved_bytes)
-        elif action in ("segment_free", "segment_unmap"):
-            reserved_bytes -= size
-        elif action == "oom":
-            failures += 1
-    return Recorded(peak_allocated_bytes, peak_reserved_bytes, failures)
-
-
-def alive_at(history: DeviceHistory, position: int, count: int) -> list[LiveBlock]:
-    """Return the largest blocks that are live after the event at a position.
-
-    Raises:
-        ValueError: The events contradict the segments.
-    """
-    alive: dict[int, tuple[int, int | None]] = {}  # address → size, position of its event
-    for segment in segments_before(history):
-        alive.update({b.address: (b.size, None) for b in segment.blocks if b.state == USED})
-    for at, (action, address, size, _) in enumerate(history.events[: position + 1]):
-        if action == "alloc":
-            alive[address] = history.settings.rounded(size), at
-        elif action in ("free_requested", "free_completed"):
-            alive.pop(address, None)
-    # A frame is known of old blocks that are still alive at the end, by their address.
-    reused = {event.address for event in history.events if event.action == "alloc"}
-    largest = sorted(alive.items(), key=lambda item: -item[1][0])[:count]
-    return [
-        LiveBlock(
-            size,
-            at,
-            history.event_frame(at)
-            if at is not None
-            else (None if address in reused else history.block_frames.get(address)),
-        )
-        for address, (size, at) in largest
-    ]
 
 
 class _Replayer:
