@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tuner.memory.allocator_settings import AllocatorSettings
     from tuner.memory.replay import Replay
     from tuner.memory.snapshot import DeviceHistory
+    from tuner.memory.snapshot_views import Recorded
 
 _LARGEST = 10
 _WIDTH = 80
@@ -116,12 +117,13 @@ def _fields(
     from tuner.memory.snapshot_views import alive_at, recorded
 
     as_it_was = replay(history)
-    base = _summary(history, as_it_was)
+    said = recorded(history)
+    base = _summary(history, as_it_was, said)
     under = {}
     for name, settings in changes.items():
         limited = name == "together" or name.startswith("--limit")
         found = replay(history, settings=settings, limit_bytes=limit_bytes if limited else None)
-        under[name] = _summary(history, found)
+        under[name] = _summary(history, found, said)
     chosen = list(under.values())[-1] if under else base
     return {
         "device": history.device,
@@ -129,7 +131,7 @@ def _fields(
         "history": bool(history.events),
         "settings": asdict(history.settings),
         **chosen,
-        "recorded": asdict(recorded(history)),
+        "recorded": asdict(said),
         "as_recorded": {
             **base,
             "allocations": as_it_was.allocations,
@@ -148,7 +150,7 @@ def _fields(
     }
 
 
-def _summary(history: DeviceHistory, found: Replay) -> dict[str, Any]:
+def _summary(history: DeviceHistory, found: Replay, said: Recorded) -> dict[str, Any]:
     allocator, failure = found.allocator, found.failure
     return {
         "peak_allocated_bytes": allocator.peak_allocated_bytes,
@@ -164,7 +166,9 @@ def _summary(history: DeviceHistory, found: Replay) -> dict[str, Any]:
             "allocated_bytes": failure.allocated_bytes,
             "reserved_bytes": failure.reserved_bytes,
             "limit_bytes": failure.limit_bytes,
-            "fragmentation": failure.is_fragmentation,
+            # All that is ever live at once would fit, had it lain side by side.
+            "fragmentation": said.peak_allocated_bytes <= (failure.limit_bytes or 0),
+            "side_by_side_bytes": said.peak_allocated_bytes,
             "event": found.failed_at,
             "frame": history.event_frame(found.failed_at) if found.failed_at >= 0 else None,
         },
@@ -249,12 +253,11 @@ def _print_change(change: dict[str, Any]) -> None:
         f"    {format_bytes(live)} allocated, {format_bytes(failure['reserved_bytes'])} reserved "
         f"of {format_bytes(failure['limit_bytes'])}"
     )
+    alone = format_bytes(failure["side_by_side_bytes"])
     if failure["fragmentation"]:
-        click.echo(
-            f"    cause: fragmentation; {format_bytes(live + requested)} side by side would have fitted"
-        )
+        click.echo(f"    cause: fragmentation; side by side, all that is ever alive at once takes {alone}")
     else:
-        click.echo(f"    cause: too much is alive; {format_bytes(live + requested)} do not fit")
+        click.echo(f"    cause: too much is alive at once: {alone}")
 
 
 def _times(count: int, word: str) -> str:
