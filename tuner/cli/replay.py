@@ -167,8 +167,8 @@ def _summary(history: DeviceHistory, found: Replay, said: Recorded) -> dict[str,
             "reserved_bytes": failure.reserved_bytes,
             "limit_bytes": failure.limit_bytes,
             # All that is ever live at once would fit, had it lain side by side.
-            "fragmentation": said.peak_allocated_bytes <= (failure.limit_bytes or 0),
-            "side_by_side_bytes": said.peak_allocated_bytes,
+            "fragmentation": said.side_by_side_bytes <= (failure.limit_bytes or 0),
+            "side_by_side_bytes": said.side_by_side_bytes,
             "event": found.failed_at,
             "frame": history.event_frame(found.failed_at) if found.failed_at >= 0 else None,
         },
@@ -205,7 +205,7 @@ def _print(fields: dict[str, Any]) -> None:
         for change in fields["changes"]:
             _print_change(change)
     for note in fields["notes"]:
-        click.echo(f"\nnote: {note}")
+        click.echo("\n" + click.wrap_text(f"note: {note}", _WIDTH, subsequent_indent="  "))
 
 
 def _print_fragmentation(base: dict[str, Any]) -> None:
@@ -255,9 +255,9 @@ def _print_change(change: dict[str, Any]) -> None:
     )
     alone = format_bytes(failure["side_by_side_bytes"])
     if failure["fragmentation"]:
-        click.echo(f"    cause: fragmentation; side by side, all that is ever alive at once takes {alone}")
+        click.echo(f"    cause: fragmentation; side by side the peak would take {alone}")
     else:
-        click.echo(f"    cause: too much is alive at once: {alone}")
+        click.echo(f"    cause: too much is alive at once; the peak takes {alone} side by side")
 
 
 def _times(count: int, word: str) -> str:

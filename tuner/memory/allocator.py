@@ -135,13 +135,13 @@ class CachingAllocator:
             size = -(-requested_bytes // ROUNDING) * ROUNDING or ROUNDING
         small = size <= SMALL_LIMIT
         pool = (self._small if small else self._large).get(stream) or self.pool(small=small, stream=stream)
-        if self._plain:
-            index = bisect_left(pool.keys, size << ADDRESS_BITS)
-            found = index < len(pool.keys)
+        keys = pool.keys
+        index = bisect_left(keys, size << ADDRESS_BITS) if self._plain else self._search(pool, size)
+        if index < len(keys):
+            del keys[index]
+            block = pool.blocks.pop(index)
         else:
-            index = self._search(pool, size)
-            found = index >= 0
-        block = pool.take(index) if found else self._obtain(pool, size)
+            block = self._obtain(pool, size)
         if block.size - size >= pool.split_from and size < self._split_below:
             rest = block.split(size)
             pool.add(rest)
@@ -278,21 +278,21 @@ class CachingAllocator:
         yield from self._small.values()
 
     def _search(self, pool: FreeList, size: int) -> int:
-        """Return the position of the free block that serves a request, or -1 (`get_free_block`)."""
+        """Return the position of the free block that serves a request, or past the end (`get_free_block`)."""
         if not pool.small:
             self._searches += 1
         index, blocks = pool.first(size), pool.blocks
         if index == len(blocks):
-            return -1
+            return index
         if blocks[index].space is not None:
             index = self._among_expandable(blocks, index)
             if index == len(blocks):
-                return -1
+                return index
         found = blocks[index].size
         if size < self._max_split_bytes <= found:
-            return -1  # oversize blocks are kept for oversize requests
+            return len(blocks)  # oversize blocks are kept for oversize requests
         if size >= self._max_split_bytes and found >= size + self.settings.max_non_split_rounding_bytes:
-            return -1
+            return len(blocks)
         return index
 
     def _among_expandable(self, blocks: list[AllocatorBlock], index: int) -> int:

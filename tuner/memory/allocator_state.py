@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tuner.memory.allocator import CachingAllocator
 from tuner.memory.allocator_blocks import FREE, UNMAPPED, USED, WAITING, AllocatorBlock
-from tuner.memory.snapshot import SegmentState
+from tuner.memory.snapshot import SegmentState, check_filled
 
 
 def restore(allocator: CachingAllocator, segments: Iterable[SegmentState]) -> dict[int, AllocatorBlock]:
@@ -21,7 +21,7 @@ def restore(allocator: CachingAllocator, segments: Iterable[SegmentState]) -> di
     held: dict[int, AllocatorBlock] = {}
     spaces: dict[tuple[bool, int], AllocatorBlock] = {}  # the unmapped end of each
     for segment in sorted(segments, key=lambda one: one.address):
-        _check(segment)
+        check_filled(segment)
         pool = allocator.pool(small=segment.small, stream=segment.stream)
         if segment.expandable:
             block = _mapped_at(allocator, spaces, segment)
@@ -66,13 +66,3 @@ def _mapped_at(
         spaces.pop((segment.small, segment.stream), None)
     assert block.state == UNMAPPED
     return block
-
-
-def _check(segment: SegmentState) -> None:
-    at = segment.address
-    for block in segment.blocks:
-        if block.address != at or block.size <= 0:
-            raise ValueError(f"the segment at {segment.address:#x} has a gap or an overlap at {at:#x}")
-        at += block.size
-    if at != segment.address + segment.size:
-        raise ValueError(f"the blocks of the segment at {segment.address:#x} do not fill it")

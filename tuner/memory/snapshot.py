@@ -87,6 +87,21 @@ class DeviceHistory:
     private_segments: int = 0
 
 
+def check_filled(segment: SegmentState) -> None:
+    """Check that the blocks of a segment lie side by side and fill it.
+
+    Raises:
+        ValueError: They do not.
+    """
+    at = segment.address
+    for block in segment.blocks:
+        if block.address != at or block.size <= 0:
+            raise ValueError(f"the segment at {segment.address:#x} has a gap or an overlap at {at:#x}")
+        at += block.size
+    if at != segment.address + segment.size:
+        raise ValueError(f"the blocks of the segment at {segment.address:#x} do not fill it")
+
+
 def segments_before(history: DeviceHistory) -> tuple[SegmentState, ...]:
     """Return what was held before the first event, by undoing the events from the last to the first.
 

@@ -13,11 +13,13 @@ from typing import Any
 
 from tuner.errors import UsageError
 from tuner.memory.allocator_settings import AllocatorSettings
-from tuner.memory.snapshot import STATES, BlockState, DeviceHistory, Event, SegmentState
+from tuner.memory.snapshot import STATES, BlockState, DeviceHistory, Event, SegmentState, check_filled
 
 _LARGEST_NUMBER = 1 << 63
+_LARGEST_SIZE = 1 << 50  # a thousand times what any device holds
 _MOST_ROWS = 20_000_000  # of events, and of blocks: references make a small file hold any number
 _TEXT_KEYS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_DEFAULT_POOL = (None, (0, 0), [0, 0])
 _SEGMENT_ACTIONS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
 _REPLAYED = frozenset(("alloc", "free_requested", "free_completed", "oom", *_SEGMENT_ACTIONS))
 
@@ -77,7 +79,7 @@ def _history(
         settings=settings,
         event_frame=lambda position: _innermost(rows[position][1]),
         block_frames=frames,
-        private_segments=sum(tuple(s.get("segment_pool_id", (0, 0))) != (0, 0) for s in segments),
+        private_segments=sum(s.get("segment_pool_id") not in _DEFAULT_POOL for s in segments),
     )
 
 
@@ -93,7 +95,7 @@ def _event(row: Any) -> Event:
         raise Malformed("an event has no action")
     if action not in _REPLAYED:
         return Event(action, 0, 0, 0)
-    return Event(action, _number(address, "addr"), _number(size, "size"), _number(stream, "stream"))
+    return Event(action, _number(address, "addr"), _size(size, "size"), _number(stream, "stream"))
 
 
 def _segment(segment: dict[str, Any], frames: dict[int, str], *, expandable: bool) -> SegmentState:
@@ -109,14 +111,19 @@ def _segment(segment: dict[str, Any], frames: dict[int, str], *, expandable: boo
     kind = segment.get("segment_type", segment.get("type"))
     if kind not in ("small", "large"):
         raise Malformed("a segment is neither small nor large")
-    return SegmentState(
+    state = SegmentState(
         address=address,
-        size=_number(segment.get("total_size"), "total_size"),
+        size=_size(segment.get("total_size"), "total_size"),
         stream=_number(segment.get("stream", 0), "stream"),
         small=kind == "small",
         expandable=bool(segment.get("is_expandable", expandable)),
         blocks=tuple(blocks),
     )
+    try:
+        check_filled(state)
+    except ValueError as error:
+        raise Malformed(str(error)) from None
+    return state
 
 
 def _block(row: Any, at: int) -> BlockState:
@@ -131,9 +138,9 @@ def _block(row: Any, at: int) -> BlockState:
         raise Malformed(f"a block is in a state other than {', '.join(STATES)}")
     return BlockState(
         _number(address, "address"),
-        _number(size, "size"),
+        _size(size, "size"),
         STATES[state],
-        _number(requested, "requested_size"),
+        _size(requested, "requested_size"),
     )
 
 
@@ -180,6 +187,13 @@ def _number(value: Any, name: str) -> int:
     if type(value) is int and 0 <= value < _LARGEST_NUMBER:
         return value
     raise Malformed(f"'{name}' is {str(value)[:40]!r}, not a number of bytes or an address")
+
+
+def _size(value: Any, name: str) -> int:
+    size = _number(value, name)
+    if size < _LARGEST_SIZE:
+        return size
+    raise Malformed(f"'{name}' is {size:,} bytes, more than any device has")
 
 
 def _list(value: Any, name: str) -> list[Any]:

@@ -16,11 +16,14 @@ class Recorded:
     Attributes:
         peak_allocated_bytes: The most that was live. Of blocks that came and went within the history
             only the rounded request is known, not what a block kept because it was not split.
+        side_by_side_bytes: The most that was requested at once, rounded: what the blocks would take if
+            nothing were lost between them.
         peak_reserved_bytes: The most that was held, exactly.
         out_of_memory: How often the allocator gave up.
     """
 
     peak_allocated_bytes: int
+    side_by_side_bytes: int
     peak_reserved_bytes: int
     out_of_memory: int
 
@@ -49,17 +52,24 @@ def recorded(history: DeviceHistory) -> Recorded:
         ValueError: The events contradict the segments.
     """
     start = segments_before(history)
-    live = {b.address: b.size for segment in start for b in segment.blocks if b.state == USED}
-    allocated_bytes = peak_allocated_bytes = sum(live.values())
+    rounded = history.settings.rounded
+    old = [block for segment in start for block in segment.blocks if block.state == USED]
+    live = {b.address: (b.size, min(b.size, rounded(b.requested_bytes))) for b in old}
+    allocated_bytes = peak_allocated_bytes = sum(size for size, _ in live.values())
+    requested_bytes = peak_requested_bytes = sum(size for _, size in live.values())
     reserved_bytes = peak_reserved_bytes = sum(segment.size for segment in start)
     failures = 0
     for action, address, size, _ in history.events:
         if action == "alloc":
-            live[address] = history.settings.rounded(size)
-            allocated_bytes += live[address]
+            live[address] = rounded(size), rounded(size)
+            allocated_bytes += live[address][0]
+            requested_bytes += live[address][1]
             peak_allocated_bytes = max(peak_allocated_bytes, allocated_bytes)
+            peak_requested_bytes = max(peak_requested_bytes, requested_bytes)
         elif action in ("free_requested", "free_completed"):
-            allocated_bytes -= live.pop(address, 0)
+            whole, wanted = live.pop(address, (0, 0))
+            allocated_bytes -= whole
+            requested_bytes -= wanted
         elif action in ("segment_alloc", "segment_map"):
             reserved_bytes += size
             peak_reserved_bytes = max(peak_reserved_bytes, reserved_bytes)
@@ -67,7 +77,7 @@ def recorded(history: DeviceHistory) -> Recorded:
             reserved_bytes -= size
         elif action == "oom":
             failures += 1
-    return Recorded(peak_allocated_bytes, peak_reserved_bytes, failures)
+    return Recorded(peak_allocated_bytes, peak_requested_bytes, peak_reserved_bytes, failures)
 
 
 def alive_at(history: DeviceHistory, position: int, most: int) -> list[LiveBlocks]:
