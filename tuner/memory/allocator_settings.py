@@ -55,7 +55,7 @@ class AllocatorSettings:
             smaller requests; None for no bound.
         max_non_split_rounding_bytes: An oversize block serves a request when it is less than this larger.
         power2_divisions: For each power of two from 1 MiB on, into how many steps the way to the next
-            is divided when sizes are rounded; 0 rounds to 512 B. Empty for 0 everywhere.
+            is divided when sizes are rounded; 0 and 1 round to 512 B. Empty for 0 everywhere.
         garbage_collection_threshold: Share of the limit above which old free segments are released;
             0 for never.
         expandable_segments: Whether one segment per stream and pool grows page by page.
@@ -85,7 +85,7 @@ class AllocatorSettings:
         if requested_bytes < ROUNDING:
             return ROUNDING
         divisions = self._divisions(requested_bytes)
-        if divisions > 0 and requested_bytes > ROUNDING * divisions:
+        if divisions > 1 and requested_bytes > ROUNDING * divisions:
             return _next_division(requested_bytes, divisions)
         return -(-requested_bytes // ROUNDING) * ROUNDING
 
@@ -99,11 +99,8 @@ class AllocatorSettings:
 def _next_division(size: int, divisions: int) -> int:
     """Return `size` rounded up to the next of `divisions` steps between powers of two.
 
-    With one division the size is left as it is, not even rounded to 512 B: so does PyTorch
-    (`roundup_power2_next_division`).
+    As in `roundup_power2_next_division`.
     """
-    if divisions <= 1 or size & (size - 1) == 0:
-        return size
     step = (1 << (size.bit_length() - 1)) >> (divisions.bit_length() - 1)
     return -(-size // step) * step
 
