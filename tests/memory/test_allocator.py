@@ -1,12 +1,6 @@
-"""The caching allocator against real traces, a published table and its own invariants."""
+"""The caching allocator against a published table and its own invariants; real traces: test_replay.py."""
 
 from __future__ import annotations
-
-import csv
-import gzip
-import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,43 +8,6 @@ from hypothesis import strategies as st
 
 from tuner.memory.allocator import CachingAllocator, OutOfMemory, segment_size
 from tuner.units import GIB, MIB
-
-
-def replayed(trace: dict[str, Any]) -> tuple[CachingAllocator, list[int], list[int]]:
-    """Replay a real trace; return the allocator, our addresses and the driver's.
-
-    A new segment gets the address that the driver gave the real one: best fit breaks ties by it.
-    """
-    given_addresses = [event[1] for event in trace["events"] if event[0] == "segment_alloc"]
-    allocator = CachingAllocator(address_of_segment=lambda size, stream: given_addresses.pop(0))
-    held, ours, real = {}, [], []
-    for action, address, size, stream in trace["events"]:
-        if action == "alloc":
-            held[address] = allocator.allocate(size, stream)
-            ours.append(held[address].address)
-            real.append(address)
-        elif action == "free_completed":
-            allocator.free(held.pop(address))
-    return allocator, ours, real
-
-
-@pytest.mark.reference
-@pytest.mark.parametrize("name", ["linear3-grad", "linear3-nograd"])
-def test_cold_traces_replay_exactly(reference: Path, name: str) -> None:
-    """Baseline: snapshots of a real CUDA process; tolerance: none, in bytes, segments and addresses."""
-    trace = json.loads(gzip.decompress((reference / "allocator" / f"{name}.json.gz").read_bytes()))
-    rows = csv.DictReader((reference / "allocator" / "manifest.csv").read_text().splitlines())
-    manifest = next(row for row in rows if row["name"] == name)
-    allocator, ours, real = replayed(trace)
-    assert ours == real
-    assert allocator.peak_reserved_bytes == float(manifest["peak_reserved_mib"]) * MIB
-    # An unsplit block counts whole, as in the snapshot; the manifest's peak sums rounded requests.
-    in_use = [b[1] for segment in trace["segments"] for b in segment["blocks"] if b[2] == "active_allocated"]
-    assert allocator.allocated_bytes == sum(in_use)
-    assert allocator.peak_allocated_bytes >= float(manifest["peak_allocated_mib"]) * MIB
-    assert allocator.segments == len(trace["segments"])
-    assert allocator.reserved_bytes == sum(segment["total_size"] for segment in trace["segments"])
-
 
 # Ten growing requests of 4,000,000·i bytes, by the published rules (case D05). Reserved in MiB.
 KEEP_OLD_UNTIL_NEW = [20, 20, 32, 32, 52, 76, 104, 136, 172, 212]
