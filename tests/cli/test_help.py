@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": ["search", "budget", "resumed", "--trials", "--storage"],
     "predict": ["predict", "memory", "without|nothing is trained", "--set", "--target"],
+    "targets": ["list", "GPUs", "capacity", "context", "--sources"],
+    "doctor": ["check", "this machine", "context", "--remeasure"],
     "studies": ["list", "studies", "--format"],
     "trials": ["list", "trials", "--outcome", "--sort"],
     "pareto": ["metric", "peak memory", "--budget"],

@@ -16,6 +16,8 @@ from tuner.errors import StoreError, TunerError
 COMMANDS = {
     "run": "run",
     "predict": "predict",
+    "targets": "targets",
+    "doctor": "doctor",
     "studies": "studies",
     "trials": "trials",
     "pareto": "pareto",
@@ -30,6 +32,8 @@ COMMANDS = {
 _SUMMARIES = {
     "run": "Search a study's space under a memory budget.",
     "predict": "Predict the peak memory of one configuration, without running it.",
+    "targets": "List the GPUs that can be predicted for.",
+    "doctor": "Check this machine, and measure the context of its GPUs.",
     "studies": "List the studies in the database.",
     "trials": "List a study's trials.",
     "pareto": "Show the front of metric against peak memory.",
