@@ -91,9 +91,20 @@ def _row(target: Target, *, present: bool) -> dict[str, Any]:
 
 
 def _print_sources(rows: list[dict[str, Any]]) -> None:
+    """Print where each figure comes from; the range that stands in for a context only once."""
     for row in rows:
         click.echo(f"\n{row['target']}")
-        for what in ("capacity", "context"):
-            start = f"  {what:<9} "
-            text = row[f"{what}_source"] or "unknown"
-            click.echo(textwrap.fill(text, 80, initial_indent=start, subsequent_indent=" " * len(start)))
+        _print_source("capacity", row["capacity_source"] or "unknown")
+        _print_source("context", row["context_source"] if row["context_bytes"] else _NOT_MEASURED)
+    (assumed,) = {row["context_source"] for row in rows if not row["context_bytes"]}
+    click.echo("\nwhere the context is not measured")
+    _print_source("context", assumed.removeprefix(f"{_NOT_MEASURED}; "))
+
+
+def _print_source(what: str, source: str) -> None:
+    start = f"  {what:<9} "
+    click.echo(
+        textwrap.fill(
+            source, 80, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False
+        )
+    )

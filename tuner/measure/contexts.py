@@ -17,6 +17,7 @@ import os
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,6 +29,7 @@ from tuner.processes import Child
 from tuner.units import MIB
 
 _FILE_VERSION = 1
+_CHILD = (sys.executable, "-P", "-m", "tuner.measure.context_child")
 _CHILD_SECONDS = 180.0
 # A run loads 14 to 18 MiB of libraries after its first step (reference/nvml_rows_HOW.md).
 _SPREAD_BYTES = 16 * MIB
@@ -81,7 +83,16 @@ class ContextProbe(Protocol):
 
 
 class ChildProbe:
-    """Measures in a child process that sees only the device: this process never opens CUDA."""
+    """Measures in a child process that sees only the device: this process never opens CUDA.
+
+    Args:
+        command: The child; it writes a `MeasuredContext` as JSON to the file descriptor that is
+            added to its arguments.
+        timeout_seconds: How long it may take.
+    """
+
+    def __init__(self, command: Sequence[str] = _CHILD, timeout_seconds: float = _CHILD_SECONDS) -> None:
+        self._command, self._timeout_seconds = command, timeout_seconds
 
     def measure(self, device: Device) -> MeasuredContext:
         """Start the child and return what it reports.
@@ -93,18 +104,18 @@ class ChildProbe:
         with tempfile.TemporaryDirectory() as folder, os.fdopen(reading, "rb") as answers:
             log = Path(folder) / "log.txt"
             child = Child(
-                [sys.executable, "-P", "-m", "tuner.measure.context_child", str(writing)],
+                [*self._command, str(writing)],
                 log=log,
                 environment={"CUDA_VISIBLE_DEVICES": device.uuid},
                 channels=(writing,),
             )
             os.close(writing)
-            ended = child.wait(_CHILD_SECONDS)
+            ended = child.wait(self._timeout_seconds)
             child.kill()
             answer = answers.read()
             words = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         if ended is None:
-            raise MeasurementError(f"no answer within {_CHILD_SECONDS:.0f} s")
+            raise MeasurementError(f"no answer within {self._timeout_seconds:.0f} s")
         if not answer:
             raise MeasurementError(words[-1][:300] if words else f"the process ended with code {ended.code}")
         return MeasuredContext(**json.loads(answer))
