@@ -103,7 +103,7 @@ def targets_page() -> Iterator[str]:
     known = [resolve_target(name) for name in profile_names()]
     yield "| target | GPU | capacity | compute capability | workspace | context |\n|---|---|---|---|---|---|"
     yield "\n".join(_target_row(target) for target in known) + "\n"
-    yield "## Sources\n\n`owner/name#N` is an issue or pull request on GitHub.\n"
+    yield '## Sources\n\n`owner/name#N` is an issue or pull request on GitHub; "torch" is `total_memory` as printed in public logs.\n'
     yield "| target | capacity | context |\n|---|---|---|"
     for target in known:
         context = target.context_source if target.context_measured else "not measured"

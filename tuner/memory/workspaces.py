@@ -3,7 +3,8 @@
 A workspace is taken by each thread that multiplies matrices (a training process has two: forward,
 and autograd's for the backward), for each stream, and stays. The rules are those of PyTorch's
 `aten/src/ATen/cuda/CublasHandlePool.cpp` (2.11 to 2.14). What they do not see: sizes set by the
-workload itself with `torch.backends.cuda.cublas_workspace_size`.
+workload itself with `torch.backends.cuda.cublas_workspace_size`, and later versions that give the
+workspace back after each product unless `TORCH_CUBLAS_WORKSPACE_CACHE=1` (pull request 194311).
 """
 
 from __future__ import annotations
