@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from the commands and docs/database.md from the models: `make docs`.
+"""Writes docs/cli.md, docs/database.md and docs/targets.md from commands, models and profiles: `make docs`.
 
 With --check it writes nothing, and exits with 1 where a page is not what it would write.
 """
@@ -12,7 +12,10 @@ from pathlib import Path
 import click
 
 from tuner.cli.main import group
+from tuner.memory.targets import Target, profile_names, resolve_target
+from tuner.memory.workspaces import cublas_workspace_bytes
 from tuner.store.schema import VIEWS, metadata
+from tuner.units import MIB, format_bytes
 
 DOCS = Path(__file__).parent
 _WIDTH = 96
@@ -81,9 +84,47 @@ def database_page() -> Iterator[str]:
     yield '```python\npandas.read_sql("select * from tuner_trials", "sqlite:///tuner.db")\n```'
 
 
+def targets_page() -> Iterator[str]:
+    """Yield docs/targets.md: every GPU that can be predicted for, and where its figures come from."""
+    yield "# Targets\n"
+    yield (
+        "Generated from `tuner/memory/targets.toml` (`make docs`); `tuner targets` prints the same for your machine.\n\n"
+        "`tuner predict STUDY --target rtx-3090` predicts for a GPU that need not be there. Other spellings are understood\n"
+        "(`3090`, `RTX3090`, `NVIDIA GeForce RTX 3090`), and `sm_90` stands for any GPU of compute capability 9.0.\n\n"
+        "* **Capacity** is what PyTorch can get on Linux: 0 to 3.5 % less than `nvidia-smi` shows. Drivers differ; of the reports\n"
+        "  cited the lowest is taken. Windows and WSL report the nominal size.\n"
+        "* **Workspace** is what cuBLAS keeps per thread, inside the allocator; a training process has two. It follows from the\n"
+        "  compute capability: 8,519,680 B below 9.0, 32 MiB from 9.0 on. `CUBLAS_WORKSPACE_CONFIG` takes precedence.\n"
+        "* **Context** is what a process takes on the GPU before its first tensor, ± one standard deviation. Where nobody has\n"
+        "  published it, it is predicted from a range and the band is wider.\n\n"
+        "On a machine with a GPU, `tuner doctor` measures the context once, in a child process, for this host, device, driver\n"
+        "and build of PyTorch; predictions for `cuda:N` then use it, and PyTorch's own figure for the capacity.\n"
+    )
+    known = [resolve_target(name) for name in profile_names()]
+    yield "| target | GPU | capacity | compute capability | workspace | context |\n|---|---|---|---|---|---|"
+    yield "\n".join(_target_row(target) for target in known) + "\n"
+    yield '## Sources\n\n`owner/name#N` is an issue or pull request on GitHub; "torch" is `total_memory` as printed in public logs.\n'
+    yield "| target | capacity | context |\n|---|---|---|"
+    for target in known:
+        context = target.context_source if target.context_measured else "not measured"
+        yield f"| `{target.name}` | {target.capacity_source} | {context} |"
+    yield f"\nContext where it is not measured: {resolve_target('cuda').context_source.partition('; ')[2]}."
+
+
+def _target_row(target: Target) -> str:
+    assert target.context_bytes is not None
+    assert target.compute_capability is not None
+    workspace_bytes = cublas_workspace_bytes(target.compute_capability, environment={})
+    context = f"{target.context_bytes / MIB:.0f} ± {target.context_spread_bytes / MIB:.0f} MiB"
+    return (
+        f"| `{target.name}` | {target.gpu} | {format_bytes(target.capacity_bytes)} | {'{}.{}'.format(*target.compute_capability)} "
+        f"| {workspace_bytes / MIB:.4g} MiB | {context if target.context_measured else 'not measured'} |"
+    )
+
+
 def main() -> None:
     """Write the pages, or check them."""
-    pages = {"cli.md": cli_page, "database.md": database_page}
+    pages = {"cli.md": cli_page, "database.md": database_page, "targets.md": targets_page}
     stale = []
     for name, page in pages.items():
         text = "\n".join(page()).rstrip() + "\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -69,6 +70,30 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def sqlite_url(tmp_path: Path) -> str:
     """The URL of a new SQLite database."""
     return f"sqlite:///{tmp_path}/tuner.db"
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder for LD_LIBRARY_PATH with a stand-in for NVML (measure/nvml_stand_in.c)."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler here")
+    folder = tmp_path_factory.mktemp("nvml")
+    source = ROOT / "tests" / "measure" / "nvml_stand_in.c"
+    library = folder / "libnvidia-ml.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-o", str(library), str(source)], check=True)
+    return str(folder)
+
+
+def rtx_3060(nvml_library: str) -> dict[str, str]:
+    """The environment in which NVML shows an RTX 3060 with 1 GiB in use."""
+    return {
+        "LD_LIBRARY_PATH": nvml_library,
+        "NVML_STAND_IN_NAME": "NVIDIA GeForce RTX 3060",
+        "NVML_STAND_IN_CAPABILITY": "86",
+        "NVML_STAND_IN_TOTAL": str(12288 << 20),  # as nvidia-smi shows the card
+        "NVML_STAND_IN_USED": str(1 << 30),
+    }
 
 
 Tuner = Callable[..., "subprocess.CompletedProcess[str]"]

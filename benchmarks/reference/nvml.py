@@ -77,7 +77,9 @@ def _rows(text: str) -> Iterator[Row]:
             cublas_workspaces=r["zero_grad_mode"] != "",
             measured_bytes=float(r["ground_mib"]) * MIB,
             out_of_memory=r["real_oom"] == "1",
-            capped_bytes=float(r["ground2_mib_reconstructed"]) * MIB if r["ground2_mib_reconstructed"] else None,
+            capped_bytes=float(r["ground2_mib_reconstructed"]) * MIB
+            if r["ground2_mib_reconstructed"]
+            else None,
             published={
                 name: float(r[f"{name}_pred_bytes"])
                 for name in ("xmem", "dnnmem", "schedtune", "llmem")

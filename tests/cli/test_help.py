@@ -22,6 +22,8 @@ COMMANDS = {
     "run": ["search", "budget", "resumed", "--trials", "--storage"],
     "predict": ["predict", "memory", "without|nothing is trained", "--set", "--target"],
     "replay": ["replay", "nothing in it is run", "--limit", "--expandable", "--max-split"],
+    "targets": ["list", "GPUs", "capacity", "context", "--sources"],
+    "doctor": ["check", "this machine", "context", "--remeasure"],
     "studies": ["list", "studies", "--format"],
     "trials": ["list", "trials", "--outcome", "--sort"],
     "pareto": ["metric", "peak memory", "--budget"],

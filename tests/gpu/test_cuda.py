@@ -65,3 +65,17 @@ def test_the_driver_holds_nothing_on_the_gpu(tmp_path: Path) -> None:
     before = nvml.devices().found[0].free_bytes
     launched(tmp_path, width=64, cap=2 * GIB)
     assert abs(nvml.devices().found[0].free_bytes - before) < 50 * MIB
+
+
+def test_the_doctor_measures_the_context_and_predictions_use_it(tuner: Tuner, tmp_path: Path) -> None:
+    """150 MiB to 1.5 GiB: the reported contexts of modern stacks, with room on both sides."""
+    state = {"TUNER_STATE_DIR": str(tmp_path / "state")}
+    done = tuner("doctor", "-f", "json", **state)
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    measured = checks["cuda:0 context"]["facts"]
+    assert 150 * MIB < measured["context_bytes"] < 1536 * MIB
+    assert measured["total_bytes"] == torch.cuda.get_device_properties(0).total_memory
+    again = tuner("doctor", "-f", "json", **state).stdout
+    assert "measured before" in again
+    predicted = json.loads(tuner("predict", TINY, "--target", "cuda:0", "-f", "json", **state).stdout)
+    assert predicted["categories"]["context"] == measured["context_bytes"]

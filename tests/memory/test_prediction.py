@@ -9,7 +9,7 @@ import pytest
 
 from tuner.memory.calibration import Calibration, Measured
 from tuner.memory.prediction import Estimate, predict, untraceable, verdict_of
-from tuner.memory.targets import known_targets, resolve_target
+from tuner.memory.targets import resolve_target
 from tuner.records import Verdict
 from tuner.units import GIB, MIB
 
@@ -81,12 +81,3 @@ def test_a_few_outliers_do_not_move_the_centre_far() -> None:
     usual = [Measured(0, 100 * MIB, 112 * MIB)] * 17
     outliers = [Measured(0, 100 * MIB, 400 * MIB)] * 3
     assert abs(PRIOR.updated(usual + outliers).offset_bytes - 12 * MIB) < 2 * MIB
-
-
-@pytest.mark.parametrize("name", [name for name in known_targets() if name != "cpu"])
-def test_every_profile_states_context_workspace_and_source(name: str) -> None:
-    target = resolve_target(name)
-    assert target.kind == "cuda"
-    assert target.workspace_bytes == 2 * 8_519_680  # :4096:2:16:8, one each for two threads
-    assert target.context_bytes
-    assert target.context_source

@@ -49,13 +49,12 @@ def command(study: str, assignments: tuple[str, ...], explain: bool, form: str, 
       tuner predict studies/char_gpt.py --target a100-40gb --budget 30GiB --explain
     """
     from tuner.execution.launcher import visible_threads
-    from tuner.memory.targets import resolve_target
-    from tuner.scheduling.devices import choose_place
+    from tuner.scheduling.devices import choose_place, present_target
     from tuner.stand_in import configuration
     from tuner.workload import load_workload
 
     value = {name: s.value for name, s in resolve(flags, ["target", "budget", "threads"]).items()}
-    target = resolve_target(value["target"] or choose_place(None).target)
+    target = present_target(value["target"] or choose_place(None).target)
     loaded = load_workload(study)
     params = configuration(loaded.workload, _values(assignments))
     budget_bytes = value["budget"] or _default_budget(loaded, target)
@@ -99,7 +98,7 @@ def _predict(
 
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.txt"
-        with Predictor(loaded.reference, target.name, log=log, threads=threads) as predictor:
+        with Predictor(loaded.reference, target.profile, log=log, threads=threads) as predictor:
             context_bytes = predictor.context_bytes(params) if target.kind == "cpu" else None
             return predict(
                 predictor.estimate(params),

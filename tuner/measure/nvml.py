@@ -7,7 +7,7 @@ reason is given as one sentence, so that a command that needs a GPU can say it.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -20,15 +20,32 @@ class Device:
     name: str
     total_bytes: int
     free_bytes: int
+    compute_capability: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
 class Devices:
-    """The GPUs of this host, and the reason where there are none."""
+    """The GPUs of this host, and the reason where there are none.
+
+    Attributes:
+        found: In PCI order.
+        problem: One sentence; None where there is a GPU.
+        driver: The driver's version.
+        error: NVML's name for the problem, such as `LibRmVersionMismatch`.
+    """
 
     found: tuple[Device, ...]
     problem: str | None
     driver: str | None = None
+    error: str | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process that holds memory on a GPU; bytes is None where NVML does not say (WSL, containers)."""
+
+    pid: int
+    bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -59,12 +76,12 @@ def devices() -> Devices:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return Devices((), _problem(error))
+        return Devices((), _problem(error), error=_error_name(error))
     try:
         driver = str(pynvml.nvmlSystemGetDriverVersion())
         found = tuple(_device(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
     except pynvml.NVMLError as error:
-        return Devices((), _problem(error))
+        return Devices((), _problem(error), error=_error_name(error))
     finally:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
@@ -111,6 +128,26 @@ def _processes(pynvml: Any, handle: Any) -> list[Any]:
         return []
 
 
+def device_processes(uuid: str) -> tuple[GpuProcess, ...]:
+    """Return the processes on a device, as far as NVML lists them; none where it does not."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        listed = [*_processes(pynvml, handle), *pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)]
+    except pynvml.NVMLError:
+        listed = []
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+    by_pid = {process.pid: process.usedGpuMemory for process in listed}  # some are on both lists
+    return tuple(GpuProcess(pid, None if used is None else int(used)) for pid, used in by_pid.items())
+
+
 def device_use(visible: str) -> Use:
     """Return all that is used on the device named by CUDA_VISIBLE_DEVICES, by anybody."""
     return process_use(visible, pid=-1)  # nobody's: always the device-wide figure
@@ -132,7 +169,20 @@ def _device(pynvml: Any, index: int) -> Device:
         name=str(pynvml.nvmlDeviceGetName(handle)),
         total_bytes=int(memory.total),
         free_bytes=int(memory.free),
+        compute_capability=_compute_capability(pynvml, handle),
     )
+
+
+def _compute_capability(pynvml: Any, handle: Any) -> tuple[int, int] | None:
+    try:
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    except pynvml.NVMLError:
+        return None
+    return int(major), int(minor)
+
+
+def _error_name(error: BaseException) -> str:
+    return type(error).__name__.removeprefix("NVMLError_")
 
 
 def _problem(error: BaseException) -> str:

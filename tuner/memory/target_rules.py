@@ -14,4 +14,10 @@ def rules_for(target: Target) -> Rules:
         return cpu_rules()
     from tuner.memory.cuda_rules import CudaDevice, cuda_rules
 
-    return cuda_rules(CudaDevice(cublas_workspace_bytes=target.workspace_bytes // 2))
+    return cuda_rules(
+        CudaDevice(
+            compute_capability=target.compute_capability or CudaDevice.compute_capability,
+            cublas_workspace_bytes=target.cublas_workspace_bytes,
+            cublaslt_workspace_bytes=target.cublaslt_workspace_bytes,
+        )
+    )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.errors import UsageError
 from tuner.measure import nvml
-from tuner.memory.targets import host_memory_bytes, resolve_target
+from tuner.measure.contexts import ContextStore, context_key
+from tuner.memory.targets import Target, host_memory_bytes, profile_of, resolve_target
 from tuner.units import format_bytes
 
 _DEFAULT_SHARE = 0.95  # of what is free
@@ -73,6 +74,49 @@ def choose_place(target: str | None) -> Place:
             f"there is no {target}", hint=f"this host has {len(devices.found)} GPU(s), from cuda:0"
         )
     return _gpu(devices.found[resolved.index])
+
+
+def present_target(name: str) -> Target:
+    """Return the target that a name means, with what is known of the device where it is present.
+
+    For `cuda` and `cuda:N`, NVML tells which card it is: its profile gives capacity and compute
+    capability, and the context is what `tuner doctor` measured on this host, if it did.
+
+    Raises:
+        UsageError: There is no such target.
+    """
+    target = resolve_target(name)
+    if target.index is None:
+        return target
+    devices = nvml.devices()
+    if target.index >= len(devices.found):
+        return target
+    return target_of(devices.found[target.index], devices.driver, name=target.name)
+
+
+def target_of(device: nvml.Device, driver: str | None, *, name: str) -> Target:
+    """Return a device of this host as a target."""
+    profile = profile_of(device.name, device.total_bytes)
+    if profile is None and device.compute_capability is not None:
+        profile = "sm_{}{}".format(*device.compute_capability)
+    known = resolve_target(profile or "cuda")
+    target = replace(known, name=name, index=device.index, gpu=device.name)
+    if known.capacity_bytes is None:
+        total = "NVML's total; PyTorch gets 1 to 3 % less"
+        target = replace(target, capacity_bytes=device.total_bytes, capacity_source=total)
+    measured = ContextStore().get(context_key(device, driver))
+    if measured is None:
+        return target
+    return replace(
+        target,
+        capacity_bytes=measured.total_bytes,
+        capacity_source="measured on this host",
+        context_bytes=measured.context_bytes,
+        context_spread_bytes=measured.spread_bytes,
+        context_source=f"measured on this host ({measured.source})",
+        context_range_bytes=None,
+        context_measured=True,
+    )
 
 
 def check_budget(budget_bytes: int, place: Place) -> None:

@@ -19,8 +19,8 @@ from tuner.execution.launcher import Launcher
 from tuner.execution.run_folder import Request, RunFolder, folder_name
 from tuner.memory.calibration import Calibration, Measured
 from tuner.memory.prediction import predict
-from tuner.memory.targets import resolve_target
 from tuner.records import Failure, Outcome, Peaks, Prediction, TrialResult, Verdict
+from tuner.scheduling.devices import present_target
 from tuner.search.optuna_study import AUDIT, REPEATS, derived_seed
 from tuner.search.session import Session
 from tuner.stand_in import require_plain
@@ -103,7 +103,7 @@ class StudyLoop:
     ) -> None:
         self._session, self._launcher, self._observer = session, launcher, observer
         self._goal, self._stopper = goal, stopper
-        self._target = resolve_target(session.plan.place.target)
+        self._target = present_target(session.plan.place.target)
         self._started = time.monotonic()
         self._last_beat = 0.0
         self._counts = session.reader.outcomes(session.study.id)

@@ -19,7 +19,7 @@ from tuner.errors import UsageError
 from tuner.memory.predictor import Predictor
 from tuner.processes import this_process
 from tuner.records import Owner
-from tuner.scheduling.devices import Place, check_budget, choose_place
+from tuner.scheduling.devices import Place, check_budget, choose_place, present_target
 from tuner.search.optuna_study import OptunaStudy
 from tuner.settings import Setting
 from tuner.stand_in import configuration
@@ -151,7 +151,7 @@ def _optuna_study(plan: Plan, study: StudyRecord) -> OptunaStudy:
 def _predictor(plan: Plan) -> Predictor:
     return Predictor(
         plan.loaded.reference,
-        plan.place.target,
+        present_target(plan.place.target).profile,
         log=plan.runs_dir / ".predictor" / "log.txt",
         threads=plan.threads,
     )

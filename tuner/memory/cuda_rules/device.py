@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuner.units import MIB
-
 
 @dataclass(frozen=True)
 class CudaDevice:
@@ -14,9 +12,9 @@ class CudaDevice:
     Attributes:
         compute_capability: (major, minor); Ampere where nobody knows.
         cublas_workspace_bytes: What one thread's cuBLAS handle keeps in the allocator.
-        cublaslt_workspace_bytes: What a matrix product with a fused bias takes meanwhile.
+        cublaslt_workspace_bytes: What a product with a fused bias allocates for itself meanwhile.
     """
 
     compute_capability: tuple[int, int] = (8, 0)
     cublas_workspace_bytes: int = 8_519_680
-    cublaslt_workspace_bytes: int = MIB
+    cublaslt_workspace_bytes: int = 0
