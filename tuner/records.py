@@ -139,6 +139,7 @@ class Prediction(Record):
         method: `fake-tensors`, or `untraceable`.
         assumptions: What was taken for granted and what is not seen, a sentence each.
         seconds: How long the prediction took.
+        mix: The mix of operators: trials of the same mix calibrate one another.
     """
 
     allocated_bytes: int | None
@@ -154,6 +155,7 @@ class Prediction(Record):
     method: str = "fake-tensors"
     assumptions: tuple[str, ...] = ()
     seconds: float = 0.0
+    mix: str = "plain"
 
     def to_json(self) -> dict[str, Any]:
         """Return the documented JSON form (`device_bytes`, `required_bytes`, …)."""

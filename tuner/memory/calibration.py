@@ -139,7 +139,7 @@ class Calibration(Record):
             measured: What was measured.
             context_spread_bytes: The target's: how far the context may be off.
         """
-        from tuner.memory.learning import REMEMBERED, Learner
+        from tuner.memory.learning import REMEMBERED, Learner  # which needs this module
 
         same = [trial for trial in measured if trial.mix == self.mix]
         if not same:

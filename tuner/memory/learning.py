@@ -1,69 +1,89 @@
-"""How measured trials move a calibration: one pass over the trials, in the order they ended.
+"""How launched trials move a calibration: one pass over them, in the order they ended.
 
-Notation, all relative to the prior: trial i has y = device - context - prior offset - prior factor
-· x, with x the allocator's bytes; its noise has the standard deviation g · w(x), where
-w(x) = hypot(additive, relative · x) is the prior's.
+Notation, all relative to the prior: a trial has y = device - context - offset - factor · x, with x
+the allocator's bytes. The prior's variance, w²(x) = additive² + (relative · x)², is for one part
+`_SYSTEMATIC` the same for all trials (an offset and a factor that are not known yet) and for the
+rest, g² · w²(x), noise of each.
 
 **Centre.** Three forecasters say a trial's y before it is measured:
 
 * *prior*: 0, no calibration;
 * *steady*: offset + factor · x, by recursive Bayesian regression (a Kalman filter of two states).
-  Its prior variances are the context's spread and half of the prior's variances. A trial with the
-  score z counts as (ν + 1) / (ν + z²) trials, the weight of a t distribution with ν = 4, so that
-  outliers move little; a small share of the prior's uncertainty returns with each trial, so that
-  the slowest drift is followed;
+  A trial with the score z counts as (ν + 1) / (ν + z²) trials, the weight of a t distribution with
+  ν = 4, so that outliers move little; with each trial a small share of the prior's uncertainty
+  returns, so that a slow drift is followed;
 * *recent*: steady, shifted by the median error of the last trials, which follows a step.
 
-The centre is their mean with weights exp(-η · L), L being the discounted sum of each one's past
-errors (exponentially weighted forecasters: Cesa-Bianchi & Lugosi 2006, chapter 2). Where
-calibration predicts worse than none, the prior's weight grows: that is what keeps calibration from
-getting worse than none.
+The centre is their mean with weights exp(-η · L), L the discounted sum of each one's past errors
+(exponentially weighted forecasters: Cesa-Bianchi & Lugosi 2006, chapter 2). Where calibration
+predicts worse than none, the prior's weight grows.
 
-**Spread.** g² grows or falls by a share of (weight · z² - 1), z the score of the centre.
+**Spread.** spread² = variance of the steady forecast + g² · w²(x). g² grows or falls by a share of
+(weight · z² - 1), z being the score of the centre.
 
-**Bounds.** A trial that ran out of memory says that the requirement is above L; one that completed
+**Scores.** A trial's score is the error of the centre, as it was before the trial, over the spread
+that was due to it: the forecast's variance of then, g of now. Older ones weigh less (Barber et al.
+2023, "Conformal prediction beyond exchangeability").
+
+**Bounds.** A trial that ran out of memory says that its requirement is above L; one that completed
 where its cap may have bound says that it is at most L. With l = ±(L - centre) / spread and the
-normal hazard h = φ(l) / (1 - Φ(l)), such a trial is a step of Fisher scoring on the likelihood of
-a censored normal (Tobin 1958): it counts as h · (h - l) of a trial that was measured 1 / (h - l)
-spreads away. A bound that the centre respects by far says nothing. In the distribution of scores
-it counts as that much of a trial at its conditional mean, h.
+normal hazard h = φ(l) / (1 - Φ(l)), such a trial is a step of Fisher scoring on the likelihood of a
+censored normal (Tobin 1958): it counts as h · (h - l) of a trial that was measured 1 / (h - l)
+spreads away. A bound that the centre respects by far says nothing. Among the scores it counts as
+that much of a trial at its conditional mean, h.
+
+What this does not see: a bias that depends on anything but size, and two mixes of trials in one
+study whose biases differ; both widen the band.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 from statistics import NormalDist, median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from tuner.memory.calibration import Calibration, Measured, Says
 from tuner.memory.predictive import Predictive
+from tuner.memory.regression import Regression
 
-if TYPE_CHECKING:
-    from tuner.memory.calibration import Calibration, Measured
+REMEMBERED = 300  # trials: those before weigh less than 0.3 % of the last, and cost time
 
-REMEMBERED = 300  # trials; a drift is older than that, and an update stays below 10 ms
-PRIOR_TRIALS = 5.0  # what the prior's shape counts as
+# Chosen on the simulations of tests/memory/test_calibration.py, none on measured rows.
+_SYSTEMATIC = 0.4  # share of the prior's variance that is the same for all trials
+_SHAPE_TRIALS = 5.0  # what the prior's distribution of scores counts as
 _SPREAD_TRIALS = 12.0  # what its spread counts as
-_DEGREES = 4.0
-_SYSTEMATIC = 0.5  # share of the prior's variance that is the same for all trials of a study
-_RETURNING = 0.0005  # share of the prior's uncertainty that returns with each trial
 _SPREAD_MEMORY = 60.0  # trials that the spread rests on
-_FRESH = 0.98  # weight of a score against that of the trial after it
-_RECENT = 7
-_DISCOUNT = 0.9
+_RETURNING = 0.0005  # share of the prior's uncertainty that returns with each trial
+_RECENT = 7  # trials
+_FRESH = 0.98  # weight of a score against that of the trial after it: 50 trials in all
+_DISCOUNT = 0.9  # of past losses
 _RATE = 2.0  # η
 _LARGEST_LOSS = 6.0
+_FIRST_LOSSES = (0.0, 0.0, 1.0)  # of prior, steady, recent
 _LEAST_WEIGHT = 0.01
+_DEGREES = 4.0  # ν
 
+_SIDES = {Says.DEVICE: 0, Says.REQUIRED_MORE: 1, Says.REQUIRED_AT_MOST: -1}
 _NORMAL = NormalDist()
 
 
 class _Error(NamedTuple):
-    """How far a trial was from the centre, and how far it was expected to be."""
+    """How far a trial was from the centre, and what made up the spread."""
 
     bytes: float
-    context_variance: float
+    forecast_variance: float
     prior_variance: float
+    side: int
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A trial relative to the prior; `side` is +1 for a lower bound, -1 for an upper one, else 0."""
+
+    y: float
+    size: float
     side: int
 
 
@@ -77,61 +97,66 @@ class Learner:
 
     def __init__(self, prior: Calibration, *, context_spread_bytes: int = 0) -> None:
         self._prior = prior
-        self._context_spread = float(context_spread_bytes)
         self._additive, self._relative = float(prior.additive_spread_bytes), prior.relative_spread
-        self._first = (
-            self._context_spread**2 + self._additive**2,
-            _SYSTEMATIC * self._relative**2,
+        self._steady = Regression(
+            offset_variance=context_spread_bytes**2 + _SYSTEMATIC * self._additive**2,
+            factor_variance=_SYSTEMATIC * self._relative**2,
+            returning=_RETURNING,
         )
-        self._steady = _Regression(*self._first)
-        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
-        self._shift = 0.0
-        self._losses = [0.0, 0.0, 1.0]
-        self._growth = 1.0  # g²
+        self._recent: deque[_Trial] = deque(maxlen=_RECENT)
+        self._shift = 0.0  # of the recent forecast, in units of additive + relative · size
+        self._losses = list(_FIRST_LOSSES)
+        self._growth = 1 - _SYSTEMATIC  # g²
         self._count = 0.0
         self._errors: deque[_Error] = deque(maxlen=REMEMBERED)
 
-    def add(self, trial: Measured) -> None:
+    def add(self, measured: Measured) -> None:
         """Learn from one trial."""
-        prior, size = self._prior, float(trial.allocator_bytes)
-        y = trial.device_bytes - prior.expected_bytes(trial.context_bytes, trial.allocator_bytes)
-        side = _SIDES[trial.says]
-        forecasts = self._forecasts(size)
-        centre = _mean(forecasts, self._weights())
-        spread = self._spread(size)
-        score, weight = _score((y - centre) / spread, side)
+        expected = self._prior.expected_bytes(measured.context_bytes, measured.allocator_bytes)
+        trial = _Trial(
+            measured.device_bytes - expected, float(measured.allocator_bytes), _SIDES[measured.says]
+        )
+        forecasts, weights = self._forecasts(trial.size), self._weights()
+        centre = sum(weight * forecast for weight, forecast in zip(weights, forecasts, strict=True))
+        error = _Error(
+            trial.y - centre,
+            self._steady.variance_bound(trial.size),
+            self._prior_variance(trial.size),
+            trial.side,
+        )
+        score, weight = self._score(error)
         if weight < _LEAST_WEIGHT:
             return
-        self._blame(y, forecasts, spread=spread, side=side, weight=weight)
-        self._regress(y, size, side)
-        if side == 0:
-            self._follow(y, size)
+        spread = self._spread(error)
+        self._blame(trial, forecasts, spread=spread, weight=weight)
+        self._regress(trial)
+        if trial.side == 0:
+            self._follow(trial)
             share = 1 / min(_SPREAD_TRIALS + self._count, _SPREAD_MEMORY)
             self._growth *= 1 + share * (_robust(score) * score**2 - 1)
         self._count += weight
-        self._errors.append(_Error(y - centre, self._context_variance(), self._prior_variance(size), side))
+        self._errors.append(error)
 
     def calibration(self, trials: int) -> Calibration:
         """Return the calibration so far, as one that rests on `trials`."""
-        from tuner.memory.calibration import Calibration
-
-        weights = self._weights()
-        learned = weights[1] + weights[2]
-        offset = learned * self._steady.offset + weights[2] * self._shift * self._additive
-        factor = learned * self._steady.factor + weights[2] * self._shift * self._relative
-        g = math.sqrt(self._growth)
+        _, steady, recent = self._weights()
+        shift = recent * self._shift
+        offset = (steady + recent) * self._steady.offset + shift * self._additive
+        factor = (steady + recent) * self._steady.factor + shift * self._relative
+        unknown = self._steady.unknown_offset
         return Calibration(
             offset_bytes=round(self._prior.offset_bytes + offset),
             factor=self._prior.factor + factor,
-            relative_spread=self._relative * g,
-            additive_spread_bytes=round(self._additive * g),
-            context_weight=self._context_weight(),
-            quantiles=Predictive(self._prior.quantiles).after(self._scores(), counts_as=PRIOR_TRIALS),
+            relative_spread=math.sqrt(self._growth * self._relative**2 + self._steady.factor_variance),
+            additive_spread_bytes=round(self._additive * math.sqrt(self._growth + _SYSTEMATIC * unknown)),
+            context_weight=math.sqrt(unknown),
+            quantiles=Predictive(self._prior.quantiles).after(self._scores(), counts_as=_SHAPE_TRIALS),
             mix=self._prior.mix,
             trials=trials,
         )
 
     def _forecasts(self, size: float) -> tuple[float, float, float]:
+        """Return what prior, steady and recent say of a trial's y."""
         steady = self._steady.at(size)
         return 0.0, steady, steady + self._shift * (self._additive + self._relative * size)
 
@@ -140,116 +165,67 @@ class Learner:
         raw = [math.exp(-_RATE * (loss - least)) for loss in self._losses]
         return [weight / sum(raw) for weight in raw]
 
-    def _context_weight(self) -> float:
-        return math.sqrt(self._steady.offset_variance / self._first[0]) if self._first[0] else 0.0
-
-    def _context_variance(self) -> float:
-        return (self._context_weight() * self._context_spread) ** 2
-
     def _prior_variance(self, size: float) -> float:
         return self._additive**2 + (self._relative * size) ** 2
 
-    def _spread(self, size: float) -> float:
-        return max(1.0, math.sqrt(self._context_variance() + self._growth * self._prior_variance(size)))
+    def _spread(self, error: _Error) -> float:
+        return max(1.0, math.sqrt(error.forecast_variance + self._growth * error.prior_variance))
+
+    def _score(self, error: _Error) -> tuple[float, float]:
+        """Return an error's score at the present g, and how many trials it counts as."""
+        score = error.bytes / self._spread(error)
+        if error.side == 0:
+            return score, 1.0
+        bound = error.side * score
+        hazard = _hazard(bound)
+        return error.side * hazard, hazard * (hazard - bound)
 
     def _scores(self) -> list[tuple[float, float]]:
-        """Return all scores at the spread of now with their weights, sorted."""
+        """Return all scores with their weights, sorted."""
         found, fresh = [], 1.0
         for error in reversed(self._errors):
-            spread = max(1.0, math.sqrt(error.context_variance + self._growth * error.prior_variance))
-            score, weight = _score(error.bytes / spread, error.side)
+            score, weight = self._score(error)
             found.append((score, weight * fresh))
             fresh *= _FRESH
         return sorted(found)
 
     def _blame(
-        self, y: float, forecasts: tuple[float, float, float], *, spread: float, side: int, weight: float
+        self, trial: _Trial, forecasts: tuple[float, float, float], *, spread: float, weight: float
     ) -> None:
         """Add each forecaster's error to its losses; a bound blames those that violate it."""
+        keep = 1 - (1 - _DISCOUNT) * weight
         for index, forecast in enumerate(forecasts):
-            error = (y - forecast) / spread
-            loss = abs(error) if side == 0 else max(0.0, side * error)
-            keep = 1 - (1 - _DISCOUNT) * weight
+            error = (trial.y - forecast) / spread
+            loss = abs(error) if trial.side == 0 else max(0.0, trial.side * error)
             self._losses[index] = keep * self._losses[index] + min(loss, _LARGEST_LOSS)
 
-    def _regress(self, y: float, size: float, side: int) -> None:
-        steady = self._steady
-        noise = self._growth * self._prior_variance(size)
-        deviation = math.sqrt(noise + steady.variance_at(size))
-        error = y - steady.at(size)
+    def _regress(self, trial: _Trial) -> None:
+        """Let the steady forecaster learn."""
+        noise = max(1.0, self._growth * self._prior_variance(trial.size))
+        deviation = math.sqrt(noise + self._steady.variance_at(trial.size))
+        error = trial.y - self._steady.at(trial.size)
         weight = _robust(error / deviation)
-        if side:
-            bound = side * error / deviation
+        if trial.side:
+            bound = trial.side * error / deviation
             hazard = _hazard(bound)
             weight *= hazard * (hazard - bound)
-            error = side * deviation / (hazard - bound)
+            error = trial.side * deviation / (hazard - bound)
         if weight > _LEAST_WEIGHT:
-            steady.add(error, size, max(1.0, noise) / weight)
-            steady.relax(*self._first)
+            self._steady.add(error, trial.size, noise / weight)
 
-    def _follow(self, y: float, size: float) -> None:
+    def _follow(self, trial: _Trial) -> None:
         """Keep the median error of the last trials against the steady forecast."""
-        self._recent.append((y, size))
+        self._recent.append(trial)
         errors = [
-            (past - self._steady.at(x)) / (self._additive + self._relative * x) for past, x in self._recent
+            (past.y - self._steady.at(past.size)) / (self._additive + self._relative * past.size)
+            for past in self._recent
         ]
         self._shift = median(errors) * len(errors) / (len(errors) + 1)
-
-
-class _Regression:
-    """Recursive Bayesian regression of y on offset + factor · size, from zero."""
-
-    def __init__(self, offset_variance: float, factor_variance: float) -> None:
-        self.offset = self.factor = 0.0
-        self.offset_variance, self._factor_variance = offset_variance, factor_variance
-        self._covariance = 0.0
-
-    def at(self, size: float) -> float:
-        """Return the forecast for a size."""
-        return self.offset + self.factor * size
-
-    def variance_at(self, size: float) -> float:
-        """Return the forecast's variance."""
-        twice = 2 * self._covariance * size
-        return max(0.0, self.offset_variance + twice + self._factor_variance * size**2)
-
-    def add(self, error: float, size: float, noise_variance: float) -> None:
-        """Take in a trial whose y is off by `error`."""
-        by_offset = self.offset_variance + self._covariance * size
-        by_factor = self._covariance + self._factor_variance * size
-        total = self.variance_at(size) + noise_variance
-        self.offset += by_offset / total * error
-        self.factor += by_factor / total * error
-        self.offset_variance = max(0.0, self.offset_variance - by_offset**2 / total)
-        self._factor_variance = max(0.0, self._factor_variance - by_factor**2 / total)
-        self._covariance -= by_offset * by_factor / total
-
-    def relax(self, offset_variance: float, factor_variance: float) -> None:
-        """Let a share of the first uncertainty return."""
-        self.offset_variance += _RETURNING * (offset_variance - self.offset_variance)
-        self._factor_variance += _RETURNING * (factor_variance - self._factor_variance)
-        self._covariance *= 1 - _RETURNING
-
-
-_SIDES = {"device": 0, "required more than": 1, "required at most": -1}
-
-
-def _mean(values: tuple[float, float, float], weights: list[float]) -> float:
-    return sum(value * weight for value, weight in zip(values, weights, strict=True))
 
 
 def _robust(score: float) -> float:
     """Return how many trials one of this score counts as."""
     return (_DEGREES + 1) / (_DEGREES + score**2)
-
-
-def _score(score: float, side: int) -> tuple[float, float]:
-    """Return the score that a trial is kept with, and how many trials it counts as."""
-    if side == 0:
-        return score, 1.0
-    bound = side * score
-    hazard = _hazard(bound)
-    return side * hazard, hazard * (hazard - bound)
 
 
 def _hazard(bound: float) -> float:
