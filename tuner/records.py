@@ -140,6 +140,7 @@ class Prediction(Record):
         assumptions: What was taken for granted and what is not seen, a sentence each.
         rules: Names of the rules that turned the traced step into the target's.
         seconds: How long the prediction took.
+        mix: The mix of operators: trials of the same mix calibrate one another.
     """
 
     allocated_bytes: int | None
@@ -156,6 +157,7 @@ class Prediction(Record):
     assumptions: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
     seconds: float = 0.0
+    mix: str = "plain"
 
     def to_json(self) -> dict[str, Any]:
         """Return the documented JSON form (`device_bytes`, `required_bytes`, …)."""

@@ -197,12 +197,14 @@ def _language_model(name: str) -> Any:
     elif name == "facebook/opt-125m":
         config = t.OPTConfig(
             vocab_size=50272, max_position_embeddings=2048, hidden_size=768, num_hidden_layers=12,
-            num_attention_heads=12, ffn_dim=3072, activation_function="relu", dropout=0.1, attention_dropout=0.0,
+            num_attention_heads=12, ffn_dim=3072, activation_function="relu", dropout=0.1,
+            attention_dropout=0.0,
             word_embed_proj_dim=768, do_layer_norm_before=True,
         )  # fmt: skip
     else:
         config = t.T5Config(
-            vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_decoder_layers=6, num_heads=8,
+            vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_decoder_layers=6,
+            num_heads=8,
             feed_forward_proj="relu", dropout_rate=0.1, decoder_start_token_id=0,
         )  # fmt: skip
         return t.AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager")

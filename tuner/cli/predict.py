@@ -100,10 +100,11 @@ def _predict(
         log = Path(folder) / "log.txt"
         with Predictor(loaded.reference, target.profile, log=log, threads=threads) as predictor:
             context_bytes = predictor.context_bytes(params) if target.kind == "cpu" else None
+            found = predictor.estimate(params)
             return predict(
-                predictor.estimate(params),
+                found,
                 target,
-                Calibration.prior(target.kind),
+                Calibration.of_mix(target.kind, found.mix),
                 context_bytes=context_bytes,
                 budget_bytes=budget_bytes,
             )

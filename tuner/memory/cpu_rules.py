@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tuner.memory.compiled import compiled_runs_eagerly
 from tuner.memory.rules import KernelCall, KernelMemory, Rules
 from tuner.profiling import peak_of, profiled_peak
 from tuner.units import MIB
@@ -226,4 +227,4 @@ def _beside_outputs(inside_bytes: int, output_bytes: tuple[int | None, ...]) -> 
 
 def cpu_rules(probe: OperatorProbe | None = None) -> Rules:
     """Return the rules of a CPU target; `probe` keeps what it measured from trace to trace."""
-    return Rules("cpu", probe or OperatorProbe())
+    return Rules("cpu", probe or OperatorProbe(), patches=compiled_runs_eagerly)

@@ -61,7 +61,7 @@ def predict_peak(
     return predict(
         found,
         resolved,
-        Calibration.prior(resolved.kind),
+        Calibration.of_mix(resolved.kind, found.mix),
         context_bytes=None if memory is None else memory.resident_bytes,
         budget_bytes=budget_bytes,
     )

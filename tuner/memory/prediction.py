@@ -11,17 +11,16 @@ runs in the driver, where calibration and budget are known.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Self
 
+from tuner.memory import rules
 from tuner.memory.allocator import ROUNDING, SEGMENT_ROUNDING, CachingAllocator, OutOfMemory, round_up
-from tuner.memory.calibration import Calibration
+from tuner.memory.calibration import COMPILED, CONVOLUTIONS, PLAIN, Calibration
 from tuner.memory.targets import Target
-from tuner.records import CATEGORIES, Band, LargeTensor, PeakAt, Prediction, Record, Verdict
+from tuner.records import CATEGORIES, LargeTensor, PeakAt, Prediction, Record, Verdict
 
 if TYPE_CHECKING:
     from tuner.memory.recorder import Block
@@ -31,8 +30,6 @@ PRUNE_BELOW = 0.05  # P(fits) under which a configuration surely does not fit
 LAUNCH_ABOVE = 0.95  # P(fits) over which it surely fits
 _LARGEST = 10
 _LIMIT_TOLERANCE = 0.005  # of the reserved bytes, in the search for the smallest limit
-
-_NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,7 @@ class Estimate(Record):
         notes: Assumptions, or the reason why there is no trace.
         rules: Names of the rules that turned the CPU trace into the target's.
         seconds: How long trace and replay took.
+        mix: The mix of operators, which decides the prior of the calibration.
     """
 
     allocated_bytes: int | None
@@ -62,6 +60,7 @@ class Estimate(Record):
     notes: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
     seconds: float = 0.0
+    mix: str = PLAIN
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
@@ -101,6 +100,7 @@ def estimate(trace: Trace, target: Target, seconds: float = 0.0) -> Estimate:
         notes=trace.notes,
         rules=trace.rules,
         seconds=seconds,
+        mix=_mix(trace),
     )
 
 
@@ -145,14 +145,17 @@ def predict(
             assumptions=tuple(notes),
             rules=found.rules,
             seconds=found.seconds,
+            mix=found.mix,
         )
     required_bytes = found.required_bytes or found.reserved_bytes
-    device = _band(context_bytes, found.reserved_bytes, target, calibration)
-    required = _band(context_bytes, required_bytes, target, calibration)
+    spread_bytes = max(target.context_spread_bytes, 0)
+    device = calibration.band(context_bytes, found.reserved_bytes, context_spread_bytes=spread_bytes)
+    required = calibration.band(context_bytes, required_bytes, context_spread_bytes=spread_bytes)
     fits_probability = None
     if budget_bytes is not None:
-        spread = max(1.0, (required.high - required.low) / (2 * _NORMAL.inv_cdf(0.975)))
-        fits_probability = _NORMAL.cdf((budget_bytes - required.expected) / spread)
+        fits_probability = calibration.fits_probability(
+            context_bytes, required_bytes, context_spread_bytes=spread_bytes, budget_bytes=budget_bytes
+        )
     categories = {**dict.fromkeys(CATEGORIES, 0), **found.categories, "context": context_bytes}
     # Fragmentation, and what calibration adds: so that the categories add up to what is expected.
     categories["workspace"] += max(0, device.expected - sum(categories.values()))
@@ -170,6 +173,7 @@ def predict(
         assumptions=tuple(notes),
         rules=found.rules,
         seconds=found.seconds,
+        mix=found.mix,
     )
 
 
@@ -182,16 +186,10 @@ def verdict_of(fits_probability: float | None) -> Verdict | None:
     return Verdict.LAUNCH if fits_probability > LAUNCH_ABOVE else Verdict.TRY
 
 
-def _band(context_bytes: int, allocator_bytes: int, target: Target, calibration: Calibration) -> Band:
-    """Return the band of device bytes: additive context, multiplicative rest."""
-    centre = context_bytes + calibration.offset_bytes + allocator_bytes * calibration.factor
-    spread = math.hypot(
-        max(target.context_spread_bytes, 0) * calibration.context_weight,
-        allocator_bytes * calibration.relative_spread,
-        calibration.additive_spread_bytes,
-    )
-    half = _NORMAL.inv_cdf(0.975) * spread
-    return Band(round(max(0.0, centre - half)), round(centre), round(centre + half))
+def _mix(trace: Trace) -> str:
+    if rules.COMPILED in trace.rules:
+        return COMPILED
+    return CONVOLUTIONS if any("aten.convolution" in block.operator for block in trace.blocks) else PLAIN
 
 
 def _limits(target: Target) -> Iterator[str]:

@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+COMPILED = "torch.compile"  # the rule that says that an eager trace stands for a compiled step
+
 
 @dataclass(frozen=True)
 class KernelMemory:

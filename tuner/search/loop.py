@@ -17,10 +17,11 @@ import optuna
 from tuner.errors import Interrupted, NothingFeasible, TooManyFailures, WorkloadError
 from tuner.execution.launcher import Launcher
 from tuner.execution.run_folder import Request, RunFolder, folder_name
-from tuner.memory.calibration import Calibration, Measured
+from tuner.memory.calibration import Calibration
 from tuner.memory.prediction import predict
 from tuner.records import Failure, Outcome, Peaks, Prediction, TrialResult, Verdict
 from tuner.scheduling.devices import present_target
+from tuner.search.learned import measured_from, measured_in
 from tuner.search.optuna_study import AUDIT, REPEATS, derived_seed
 from tuner.search.session import Session
 from tuner.stand_in import require_plain
@@ -110,9 +111,8 @@ class StudyLoop:
         trials = session.reader.trials(session.study.id)
         self._launched = sum(1 for trial in trials if _counts_as_launch(trial))
         # A seeded study keeps the prior, so that it repeats.
-        learning = [] if session.study.seed is not None else trials
-        self._measured = [m for m in map(self._as_measured, learning) if m is not None]
-        self._calibration = Calibration.prior(self._target.kind).updated(self._measured)
+        self._measured = [] if session.study.seed is not None else measured_in(session, self._target)
+        self._calibrations: dict[str, Calibration] = {}
 
     def run(self) -> None:
         """Run trials until the goal is reached, then audit.
@@ -171,10 +171,11 @@ class StudyLoop:
         )
 
     def _predict(self, trial_id: int, params: dict[str, Any]) -> Prediction:
+        found = self._session.predictor.estimate(params)
         prediction = predict(
-            self._session.predictor.estimate(params),
+            found,
             self._target,
-            self._calibration,
+            self._calibration(found.mix),
             context_bytes=self._session.study.context_bytes,
             budget_bytes=self._session.study.budget_bytes,
         )
@@ -240,27 +241,27 @@ class StudyLoop:
         return ended
 
     def _learn(self, prediction: Prediction, result: TrialResult) -> None:
-        """Calibrate on a measured trial; a seeded study keeps the calibration of its start."""
-        if result.outcome is not Outcome.COMPLETED or result.warnings or prediction.reserved_bytes is None:
+        """Calibrate on a launched trial; a seeded study keeps the calibration of its start."""
+        if self._session.study.seed is not None:
             return
-        measured = self._measured_from(prediction.reserved_bytes, result.peaks.device_bytes)
-        if measured is not None and self._session.study.seed is None:
+        study = self._session.study
+        measured = measured_from(
+            prediction,
+            result,
+            context_bytes=study.context_bytes or self._target.context_bytes,
+            cap_bytes=study.budget_bytes,
+        )
+        if measured is not None:
             self._measured.append(measured)
-            self._calibration = Calibration.prior(self._target.kind).updated(self._measured)
+            self._calibrations.pop(measured.mix, None)
 
-    def _as_measured(self, trial: TrialRecord) -> Measured | None:
-        if trial.outcome != Outcome.COMPLETED or trial.warnings or trial.predicted_allocated_bytes is None:
-            return None
-        whole = self._session.reader.trial(trial.study_id, trial.number).prediction
-        if whole is None or whole.reserved_bytes is None:
-            return None
-        return self._measured_from(whole.reserved_bytes, trial.peak_bytes)
-
-    def _measured_from(self, allocator_bytes: int, device_bytes: int | None) -> Measured | None:
-        context_bytes = self._session.study.context_bytes or self._target.context_bytes
-        if device_bytes is None or context_bytes is None:
-            return None
-        return Measured(context_bytes, allocator_bytes, device_bytes)
+    def _calibration(self, mix: str) -> Calibration:
+        """Return what the trials of a mix of operators have taught so far."""
+        if mix not in self._calibrations:
+            self._calibrations[mix] = Calibration.of_mix(self._target.kind, mix).updated(
+                self._measured, context_spread_bytes=self._target.context_spread_bytes
+            )
+        return self._calibrations[mix]
 
     def _audit(self) -> None:
         """Launch a share of the pruned configurations: the only honest figure for wrong prunes."""

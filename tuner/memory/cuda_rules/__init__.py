@@ -1,7 +1,7 @@
 """Where CUDA does otherwise than the CPU fakes that a step is traced on.
 
 Four kinds of rules, one module each or more: what is patched while tracing (`optimizers`,
-`autocast`, `compiled`), functions that CUDA runs in another way (`dropout`, `attention`,
+`autocast`), functions that CUDA runs in another way (`dropout`, `attention`,
 `recurrent`), and what kernels allocate inside themselves (`kernels`, `convolution`). `CATALOGUE`
 lists every rule with its effect, its source and its limits; `docs/memory-model.md` shows it.
 """

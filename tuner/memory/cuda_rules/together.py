@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from tuner.memory.compiled import compiled_runs_eagerly
 from tuner.memory.cuda_rules.attention import attention_substitutes
 from tuner.memory.cuda_rules.autocast import cuda_autocast
-from tuner.memory.cuda_rules.compiled import compiled_runs_eagerly
 from tuner.memory.cuda_rules.device import CudaDevice
 from tuner.memory.cuda_rules.dropout import DROPOUT
 from tuner.memory.cuda_rules.kernels import CudaKernels

@@ -13,9 +13,7 @@ from typing import Any
 
 import torch
 
-from tuner.memory.rules import Journal
-
-NAME = "torch.compile"
+from tuner.memory.rules import COMPILED, Journal
 
 
 @contextlib.contextmanager
@@ -27,7 +25,7 @@ def compiled_runs_eagerly(journal: Journal) -> Iterator[None]:
 
     def noticed(callback: Any) -> Any:
         if callable(callback):
-            journal.rules.setdefault(NAME)
+            journal.rules.setdefault(COMPILED)
         return original(callback)
 
     eval_frame._callback_from_stance = noticed
