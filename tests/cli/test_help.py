@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": ["search", "budget", "resumed", "--trials", "--storage"],
     "predict": ["predict", "memory", "without|nothing is trained", "--set", "--target"],
+    "largest": ["largest value", "fits", "--param", "--over", "--max"],
     "studies": ["list", "studies", "--format"],
     "trials": ["list", "trials", "--outcome", "--sort"],
     "pareto": ["metric", "peak memory", "--budget"],

@@ -16,6 +16,7 @@ from tuner.errors import StoreError, TunerError
 COMMANDS = {
     "run": "run",
     "predict": "predict",
+    "largest": "largest",
     "studies": "studies",
     "trials": "trials",
     "pareto": "pareto",
@@ -30,6 +31,7 @@ COMMANDS = {
 _SUMMARIES = {
     "run": "Search a study's space under a memory budget.",
     "predict": "Predict the peak memory of one configuration, without running it.",
+    "largest": "Find the largest value of a parameter that fits the budget.",
     "studies": "List the studies in the database.",
     "trials": "List a study's trials.",
     "pareto": "Show the front of metric against peak memory.",
