@@ -13,6 +13,7 @@ from tuner.stand_in import Choices, Range
 
 Number = int | float
 _GRID = 100  # steps of a continuous range
+_MOST_STEPS = 1000  # of a range of real numbers with a step
 _DIGITS = 3  # significant digits of a value on that grid
 
 
@@ -82,15 +83,18 @@ def whole_or_chosen(name: str, asked: Range | Choices, maximum: int | None = Non
 
 
 def grid(asked: Range | Choices) -> Sequence[Number]:
-    """Return a parameter's values, ascending; a continuous range as 100 steps of three digits."""
+    """Return a parameter's values, ascending; a continuous range as 100 steps of three digits.
+
+    Of a range of real numbers with a step, 1001 values at most.
+    """
     if isinstance(asked, Choices):
         return sorted(set(asked.choices))
     if asked.whole:
         return range(int(asked.low), int(asked.high) + 1, int(asked.step or 1))
     if asked.step is not None:
         steps = math.floor((asked.high - asked.low) / asked.step + 1e-9)
-        if steps <= 10 * _GRID:
-            return [asked.low + i * asked.step for i in range(steps + 1)]
+        positions = sorted({round(steps * i / _MOST_STEPS) for i in range(_MOST_STEPS + 1)})
+        return [asked.low + position * asked.step for position in positions]
     inner = (_rounded(_between(asked.low, asked.high, i / _GRID, log=asked.log)) for i in range(1, _GRID))
     return sorted({asked.low, asked.high, *(value for value in inner if asked.low < value < asked.high)})
 
