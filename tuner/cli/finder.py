@@ -39,15 +39,9 @@ class Answer:
     notes: tuple[str, ...]
     seconds: float
 
-    @property
-    def shown(self) -> Probe | None:
-        """The answer, else the one to try, else what needs least; None when nothing was traced."""
-        found = self.capacity
-        return found.largest or found.largest_to_try or found.smallest
-
     def to_json(self) -> dict[str, Any]:
         """Return the documented fields."""
-        shown, largest = self.shown, self.capacity.largest
+        shown, largest = self.capacity.shown, self.capacity.largest
         required = None if shown is None else shown.prediction.required
         device = None if shown is None else shown.prediction.device
         to_try = self.capacity.largest_to_try
@@ -109,8 +103,7 @@ class Finder:
             capacity = self._search(useful or values, fixed)  # nearly all from the cache
             what = "leaves no batch to train on" if data.drop_last else "changes nothing"
             notes = [f"the training set has {samples:,} samples; a larger batch {what}"]
-        shown = capacity.largest or capacity.largest_to_try or capacity.smallest
-        value = values[0] if shown is None else shown.value
+        value = values[0] if capacity.shown is None else capacity.shown.value
         return Answer(
             fixed=fixed,
             capacity=capacity,

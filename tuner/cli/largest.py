@@ -101,7 +101,7 @@ def _report(answer: Answer, param: str, setup: Setup, form: str) -> None:
     rows = [(f"largest {param}", "none surely fits" if largest is None else str(largest))]
     if to_try != largest:
         rows.append(("may fit, up to", str(to_try)))
-    shown = answer.shown
+    shown = answer.capacity.shown
     assert shown is not None
     rows += [
         ("configuration", _shown(answer.params)),
@@ -110,13 +110,20 @@ def _report(answer: Answer, param: str, setup: Setup, form: str) -> None:
         ("required", band_text(shown.prediction.required)),
         ("device", band_text(shown.prediction.device)),
         ("left", format_bytes(_left(answer, setup.budget_bytes))),
-        ("predicted", f"{len(fields['predicted'])} of {fields['values']} values"),
+        ("predicted", _how(answer)),
         ("took", format_seconds(answer.seconds)),
     ]
     width = max(len(title) for title, _ in rows)
     print_pairs([(title.ljust(width), text) for title, text in rows])
     for note in answer.notes:
         click.echo(f"note: {note}")
+
+
+def _how(answer: Answer) -> str:
+    """Return what the answer rests on, on one line."""
+    found = answer.capacity
+    sure = "; none speaks against the answer" if found.certainty == "bisection" else ""
+    return f"{len(found.probes)} of {found.values} values{sure}"
 
 
 def _report_table(answers: list[Answer], param: str, over: str, setup: Setup, form: str) -> None:
@@ -151,7 +158,7 @@ def _report_table(answers: list[Answer], param: str, over: str, setup: Setup, fo
         click.echo(f"{param} on {setup.target.name}, budget {format_bytes(setup.budget_bytes)}\n")
     emit(flat, columns, form, empty="nothing fits")
     if form == "table":
-        for note in dict.fromkeys(f"{note}" for answer in answers for note in answer.notes):
+        for note in dict.fromkeys(note for answer in answers for note in answer.notes):
             click.echo(f"note: {note}")
 
 
@@ -165,5 +172,6 @@ def _expected(band: dict[str, int] | None) -> int | None:
 
 def _left(answer: Answer, budget_bytes: int) -> int | None:
     """Return what the shown configuration leaves of the budget; negative where it does not fit."""
-    required = None if answer.shown is None else answer.shown.prediction.required
+    shown = answer.capacity.shown
+    required = None if shown is None else shown.prediction.required
     return None if required is None else budget_bytes - required.expected

@@ -73,6 +73,11 @@ class Capacity(Record):
         traced = [probe for probe in self.probes if is_traced(probe.prediction)]
         return min(traced, key=lambda probe: size_of(probe.prediction) or 0, default=None)
 
+    @property
+    def shown(self) -> Probe | None:
+        """The answer, else the value to try, else the one that needs least."""
+        return self.largest or self.largest_to_try or self.smallest
+
 
 def is_traced(prediction: Prediction) -> bool:
     """Whether a prediction says anything about memory."""
