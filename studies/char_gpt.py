@@ -88,6 +88,7 @@ class CharGPT(Workload):
     objective = Minimize("loss")
     default_budget = "900MiB"
     epochs = 2
+    memory_free = ("learning_rate",)
 
     def suggest(self, trial: Any) -> dict[str, Any]:
         return {

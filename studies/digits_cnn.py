@@ -46,6 +46,7 @@ class DigitsCNN(Workload):
     objective = Maximize("accuracy")
     default_budget = "700MiB"
     epochs = 3
+    memory_free = ("learning_rate",)
 
     def suggest(self, trial: Any) -> dict[str, Any]:
         return {

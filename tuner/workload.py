@@ -69,6 +69,10 @@ class Workload:
             what is free on the device less 5 %.
         epochs: Passes over the training data in the default training loop.
         patience: Epochs without a better objective before the default loop stops; None: never.
+        memory_free: Names of params that never change memory, such as a learning rate. A
+            configuration that differs in these alone is not traced again. One prediction in twenty
+            that rests on an earlier trace is checked; where the claim is wrong, the list is
+            switched off.
     """
 
     objective: ClassVar[Objective]
@@ -76,6 +80,7 @@ class Workload:
     default_budget: ClassVar[str | None] = None
     epochs: ClassVar[int] = 3
     patience: ClassVar[int | None] = None
+    memory_free: ClassVar[frozenset[str] | tuple[str, ...]] = ()
 
     def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
         """Return the configuration to try, by Optuna's define-by-run calls on `trial`."""

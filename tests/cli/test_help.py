@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": ["search", "budget", "resumed", "--trials", "--storage"],
     "predict": ["predict", "memory", "without|nothing is trained", "--set", "--target"],
+    "largest": ["largest value", "fits", "--param", "--over", "--max"],
     "replay": ["replay", "nothing in it is run", "--limit", "--expandable", "--max-split"],
     "targets": ["list", "GPUs", "capacity", "context", "--sources"],
     "doctor": ["check", "this machine", "context", "--remeasure"],

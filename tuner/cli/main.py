@@ -16,6 +16,7 @@ from tuner.errors import StoreError, TunerError
 COMMANDS = {
     "run": "run",
     "predict": "predict",
+    "largest": "largest",
     "replay": "replay",
     "targets": "targets",
     "doctor": "doctor",
@@ -33,6 +34,7 @@ COMMANDS = {
 _SUMMARIES = {
     "run": "Search a study's space under a memory budget.",
     "predict": "Predict the peak memory of one configuration, without running it.",
+    "largest": "Find the largest value of a parameter that fits the budget.",
     "replay": "Replay a memory snapshot of PyTorch's: peaks, fragmentation, what would change.",
     "targets": "List the GPUs that can be predicted for.",
     "doctor": "Check this machine, and measure the context of its GPUs.",

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tuner.cli.options import format_option
-from tuner.errors import UsageError
-from tuner.settings import resolve
-from tuner.units import format_bytes, format_seconds, parse_bytes
+from tuner.cli.predicting import (
+    Setup,
+    band_text,
+    predicting,
+    prediction_options,
+    print_pairs,
+    progress,
+    values_of,
+)
+from tuner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from tuner.memory.targets import Target
-    from tuner.records import Band, Prediction
-    from tuner.workload import LoadedWorkload
+    from tuner.memory.single_changes import Change, SingleChanges
+    from tuner.records import Prediction
+    from tuner.stand_in import Draw
 
 
 @click.command("predict", short_help="Predict the peak memory of one configuration.")
 @click.argument("study", metavar="STUDY")
-@click.option(
-    "--set", "assignments", metavar="NAME=VALUE", multiple=True, help="A parameter; repeat for more."
-)
-@click.option(
-    "--target",
-    metavar="NAME",
-    help="cpu, cuda or a profile such as a100-40gb  [default: cuda if there is one, else cpu]",
-)
-@click.option(
-    "--budget",
-    metavar="SIZE",
-    help="Judge against this, such as 6GiB  [default: the workload's own, or the whole GPU]",
-)
-@click.option("--explain", is_flag=True, help="Show what takes the memory, and what was assumed.")
-@click.option("--threads", metavar="N", help="Intra-op threads of the trial  [default: all cores]")
+@prediction_options
+@click.option("--explain", is_flag=True, help="Show what takes the memory, what was assumed, what to change.")
 @format_option
 def command(study: str, assignments: tuple[str, ...], explain: bool, form: str, **flags: Any) -> None:
     """Predict how much memory one configuration of STUDY takes, by tracing its own step.
@@ -48,101 +40,66 @@ def command(study: str, assignments: tuple[str, ...], explain: bool, form: str, 
       tuner predict studies/digits_cnn.py --set width=64 --set batch_size=1024
       tuner predict studies/char_gpt.py --target a100-40gb --budget 30GiB --explain
     """
-    from tuner.execution.launcher import visible_threads
-    from tuner.scheduling.devices import choose_place, present_target
-    from tuner.stand_in import configuration
-    from tuner.workload import load_workload
+    from tuner.cli.output import emit_one
+    from tuner.stand_in import draw
 
-    value = {name: s.value for name, s in resolve(flags, ["target", "budget", "threads"]).items()}
-    target = present_target(value["target"] or choose_place(None).target)
-    loaded = load_workload(study)
-    params = configuration(loaded.workload, _values(assignments))
-    budget_bytes = value["budget"] or _default_budget(loaded, target)
-    prediction = _predict(loaded, params, target, budget_bytes, value["threads"] or visible_threads())
+    with predicting(study, flags) as setup:
+        drawn = draw(setup.loaded.workload, values_of(assignments))
+        prediction = setup(drawn.params)
+        changes = _changes(setup, drawn, prediction) if explain else None
     if form == "table":
-        _print(params, prediction, target, budget_bytes, explain=explain)
-    elif form == "json":
-        click.echo(json.dumps({"params": params, "target": target.name, **prediction.to_json()}, indent=2))
-    else:
-        from tuner.cli.output import emit_one
-
-        emit_one({"params": params, "target": target.name, **prediction.to_json()}, form)
-
-
-def _values(assignments: tuple[str, ...]) -> dict[str, str]:
-    values = {}
-    for assignment in assignments:
-        name, separator, text = assignment.partition("=")
-        if not separator or not name:
-            raise UsageError(f"--set takes NAME=VALUE, not '{assignment}'")
-        values[name.strip()] = text.strip()
-    return values
+        _print(setup, drawn.params, prediction)
+        if explain:
+            _explain(prediction)
+        if changes is not None:
+            _print_changes(changes)
+        return
+    fields = {"params": drawn.params, "target": setup.target.name, **prediction.to_json()}
+    if explain:
+        fields |= _changes_as_fields(changes)
+    emit_one(fields, form)
 
 
-def _default_budget(loaded: LoadedWorkload, target: Target) -> int | None:
-    """Return the workload's own budget on a CPU, the whole card of a GPU's profile."""
-    if target.kind == "cuda":
-        return target.capacity_bytes
-    default = loaded.workload.default_budget
-    return parse_bytes(default) if default else None
+def _changes(setup: Setup, drawn: Draw, prediction: Prediction) -> SingleChanges | None:
+    """Return what to change where a configuration does not surely fit; else None."""
+    from tuner.memory.capacity import is_traced, surely_fits
+    from tuner.memory.single_changes import single_changes
+
+    if setup.budget_bytes is None or not is_traced(prediction) or surely_fits(prediction):
+        return None
+    with progress() as show:
+
+        def predict(params: dict[str, Any]) -> Prediction:
+            from tuner.cli.output import short_params
+
+            show(f"what to change: {short_params(params)}")
+            return setup(params)
+
+        return single_changes(setup.loaded.workload, drawn, predict)
 
 
-def _predict(
-    loaded: LoadedWorkload, params: dict[str, Any], target: Target, budget_bytes: int | None, threads: int
-) -> Prediction:
-    import tempfile
-
-    from tuner.memory.calibration import Calibration
-    from tuner.memory.prediction import predict
-    from tuner.memory.predictor import Predictor
-
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log.txt"
-        with Predictor(loaded.reference, target.profile, log=log, threads=threads) as predictor:
-            context_bytes = predictor.context_bytes(params) if target.kind == "cpu" else None
-            found = predictor.estimate(params)
-            return predict(
-                found,
-                target,
-                Calibration.of_mix(target.kind, found.mix),
-                context_bytes=context_bytes,
-                budget_bytes=budget_bytes,
-            )
-
-
-def _print(
-    params: dict[str, Any], prediction: Prediction, target: Target, budget_bytes: int | None, *, explain: bool
-) -> None:
+def _print(setup: Setup, params: dict[str, Any], prediction: Prediction) -> None:
     from tuner.cli.output import short_params
 
     rows = [
         ("configuration", short_params(params)),
-        ("target", target.name),
+        ("target", setup.target.name),
         ("allocated", format_bytes(prediction.allocated_bytes)),
         ("reserved", format_bytes(prediction.reserved_bytes)),
-        ("device", _band(prediction.device)),
-        ("required", _band(prediction.required)),
+        ("device", band_text(prediction.device)),
+        ("required", band_text(prediction.required)),
     ]
-    if budget_bytes is not None:
+    if setup.budget_bytes is not None:
         probability = prediction.fits_probability
         chance = "unknown" if probability is None else f"{probability:.1%}"
-        rows += [("budget", format_bytes(budget_bytes)), ("fits", f"{chance}: {prediction.verdict}")]
+        rows += [("budget", format_bytes(setup.budget_bytes)), ("fits", f"{chance}: {prediction.verdict}")]
     if prediction.peak_at is not None:
         at = prediction.peak_at
         rows.append(("peak at", f"{at.phase}, step {at.step}{f', module {at.module}' if at.module else ''}"))
+    if prediction.method == "untraceable":
+        rows.append(("because", prediction.assumptions[0]))
     rows.append(("took", format_seconds(prediction.seconds)))
-    for title, text in rows:
-        click.echo(f"{title:<14} {text}")
-    if explain:
-        _explain(prediction)
-    elif prediction.method == "untraceable":
-        click.echo(f"{'because':<14} {prediction.assumptions[0]}")
-
-
-def _band(band: Band | None) -> str:
-    if band is None:
-        return "unknown"
-    return f"{format_bytes(band.expected)}  ({format_bytes(band.low)} to {format_bytes(band.high)})"
+    print_pairs(rows)
 
 
 def _explain(prediction: Prediction) -> None:
@@ -161,3 +118,57 @@ def _explain(prediction: Prediction) -> None:
     click.echo("\nassumed")
     for sentence in prediction.assumptions or ("nothing beyond the docs (docs/memory-model.md)",):
         click.echo(f"  - {sentence}")
+
+
+def _print_changes(found: SingleChanges) -> None:
+    click.echo("\nwhat to change: any one of these fits the budget")
+    for change in found.changes:
+        _print_change(change)
+    if not found.changes:
+        click.echo("  no change of one parameter alone is enough")
+    if found.not_enough:
+        click.echo("\nnot enough alone, at best")
+        for change in found.not_enough:
+            _print_change(change)
+    if found.no_effect:
+        click.echo(f"\nno effect on memory: {', '.join(found.no_effect)}")
+
+
+def _print_change(change: Change) -> None:
+    from tuner.cli.output import short_params
+
+    before, after = (
+        short_params({change.param: value}).partition("=")[2] for value in (change.before, change.after)
+    )
+    required = change.prediction.required
+    needs = format_bytes(None if required is None else required.expected)
+    how = "" if change.share is None else f"{change.share:.0%} {_direction(change)}"
+    click.echo(f"  {change.param:<16} {f'{before} → {after}':<24} {how:<10} {needs:>11} required")
+
+
+def _direction(change: Change) -> str:
+    return "less" if change.after < change.before else "more"
+
+
+def _changes_as_fields(found: SingleChanges | None) -> dict[str, Any]:
+    """Return the documented keys; None where there is nothing to change."""
+    if found is None:
+        return {"single_changes": None, "not_enough": None, "no_effect": None}
+    return {
+        "single_changes": [_change_as_fields(change) for change in found.changes],
+        "not_enough": [_change_as_fields(change) for change in found.not_enough],
+        "no_effect": list(found.no_effect),
+    }
+
+
+def _change_as_fields(change: Change) -> dict[str, Any]:
+    prediction = change.prediction
+    return {
+        "param": change.param,
+        "before": change.before,
+        "after": change.after,
+        "share": change.share,
+        "required_bytes": None if prediction.required is None else prediction.required.to_json(),
+        "fits_probability": prediction.fits_probability,
+        "verdict": prediction.verdict,
+    }

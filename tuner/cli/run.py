@@ -81,6 +81,7 @@ def command(study: str, as_json: bool, **flags: Any) -> None:
             LocalLauncher(plan.runs_dir, plan.loaded.reference, plan.place.visible_device) as launcher,
             make_observer(session, goal, as_json=as_json, recovered=recovered) as observer,
         ):
+            session.predictor.on_warning = observer.note
             try:
                 StudyLoop(session, launcher, observer, goal, stopper).run()
             except Interrupted as error:

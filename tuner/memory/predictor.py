@@ -7,11 +7,15 @@ import os
 import selectors
 import sys
 import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tuner.errors import TunerError
 from tuner.memory.prediction import Estimate, untraceable
+from tuner.memory.prediction_cache import PredictionCache
 from tuner.processes import Child
 from tuner.units import MIB
 
@@ -28,6 +32,25 @@ class PredictorError(TunerError):
     """The predictor's process cannot be started at all; the message holds the end of its log."""
 
 
+@dataclass(frozen=True)
+class TrainingSet:
+    """What a workload trains on.
+
+    Attributes:
+        samples: The training set's length.
+        batch_size: The training loader's batch size, or None when it has none.
+        drop_last: Whether the loader leaves out a last batch that is not full.
+    """
+
+    samples: int
+    batch_size: int | None
+    drop_last: bool
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
 class Predictor:
     """Estimates the memory of configurations of one workload on one target; a context manager.
 
@@ -37,6 +60,9 @@ class Predictor:
         log: File for what user code prints while it is traced.
         threads: Intra-op threads, as the trial will use: CPU kernels allocate by them.
         timeout_seconds: How long one trace may take before it counts as untraceable.
+
+    Attributes:
+        on_warning: Called with a sentence that a person must see; by default a `RuntimeWarning`.
     """
 
     def __init__(
@@ -53,7 +79,8 @@ class Predictor:
         self._timeout_seconds = timeout_seconds
         self._child: Child | None = None
         self._requests = self._answers = -1
-        self._known: dict[str, Estimate] = {}
+        self._cache = PredictionCache(target, threads, lambda message: self.on_warning(message))
+        self.on_warning: Callable[[str], None] = _warn
 
     def __enter__(self) -> Predictor:
         self._start()  # its imports take seconds, in which the driver has other things to do
@@ -63,15 +90,18 @@ class Predictor:
         self.close()
 
     def estimate(self, params: dict[str, Any]) -> Estimate:
-        """Return the estimate for one configuration; repeated ones cost nothing."""
-        key = json.dumps(params, sort_keys=True, default=repr)
-        if key not in self._known:
-            start = time.perf_counter()
-            answer, problem = self._ask({"kind": "predict", "params": params})
-            if answer is None:
-                return untraceable(problem, time.perf_counter() - start)
-            self._known[key] = Estimate.from_json(answer)
-        return self._known[key]
+        """Return the estimate for one configuration; what was traced before takes under 1 ms."""
+        hit = self._cache.find(params)
+        if hit is not None and not hit.due:
+            return hit.estimate
+        start = time.perf_counter()
+        answer, problem = self._ask({"kind": "predict", "params": params})
+        if answer is None:
+            return untraceable(problem, time.perf_counter() - start)
+        traced = Estimate.from_json(answer["estimate"])
+        if hit is not None:
+            return self._cache.check(params, hit, traced)
+        return self._cache.keep(params, traced)
 
     def context_bytes(self, params: dict[str, Any]) -> int | None:
         """Return the measured context of a trial on a CPU target.
@@ -85,8 +115,15 @@ class Predictor:
         context: int | None = answer["context_bytes"]
         return context
 
+    def training_set(self, params: dict[str, Any]) -> TrainingSet | None:
+        """Return what a configuration trains on; None when its loader does not tell."""
+        answer, _ = self._ask({"kind": "training_set", "params": params})
+        found = None if answer is None else answer["training_set"]
+        return None if found is None else TrainingSet(**found)
+
     def close(self) -> None:
         """End the child."""
+        self._cache.code_is(None)  # a next child loads the files as they are then
         if self._child is not None:
             os.close(self._requests)
             self._child.kill()
@@ -105,6 +142,7 @@ class Predictor:
         line = self._read_line()
         if line:
             answer: dict[str, Any] = json.loads(line)
+            self._cache.code_is(answer["fingerprint"], answer["memory_free"])
             return answer, ""
         ended = self._child.wait(0 if line is None else 10) if self._child is not None else None
         self.close()

@@ -15,6 +15,7 @@ from typing import Any
 
 from tuner.errors import Untraceable
 from tuner.memory.prediction import Estimate, estimate, untraceable
+from tuner.memory.prediction_cache import Fingerprint
 from tuner.memory.targets import Target, resolve_target
 from tuner.processes import process_memory
 from tuner.workload import Workload, load_workload
@@ -45,12 +46,23 @@ class PredictorServer:
         self._target: Target = resolve_target(target_name)
         self._workload: Workload = load_workload(reference).workload
         self._rules = rules_for(self._target)
+        self._fingerprint = Fingerprint(sys.modules[type(self._workload).__module__])
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to one request, by its `kind`."""
-        if request["kind"] == "context":
-            return {"context_bytes": self._context_bytes(request["params"])}
-        return self.estimate(request["params"]).to_json()
+        """Return the answer to one request, by its `kind`, and what the cache needs to know."""
+        kind, params = request["kind"], request["params"]
+        if kind == "context":
+            answer: dict[str, Any] = {"context_bytes": self._context_bytes(params)}
+        elif kind == "training_set":
+            answer = {"training_set": self._training_set(params)}
+        else:
+            answer = {"estimate": self.estimate(params).to_json()}
+        # Last, since a trace may import more of the workload's modules.
+        return {
+            **answer,
+            "fingerprint": self._fingerprint.hexdigest(),
+            "memory_free": sorted(self._workload.memory_free),
+        }
 
     def estimate(self, params: dict[str, Any]) -> Estimate:
         """Trace one configuration."""
@@ -72,6 +84,20 @@ class PredictorServer:
         memory = process_memory()
         del loaders
         return None if memory is None else memory.resident_bytes
+
+    def _training_set(self, params: dict[str, Any]) -> dict[str, Any] | None:
+        """Return length, batch size and drop_last of the training loader, or None."""
+        try:
+            loader = self._workload.open_loaders(params).train
+            samples = len(loader.dataset)
+        except Exception:  # user code, or a set without a length: then nothing is known
+            return None
+        size = getattr(loader, "batch_size", None)
+        return {
+            "samples": samples,
+            "batch_size": size if isinstance(size, int) else None,
+            "drop_last": bool(getattr(loader, "drop_last", False)),
+        }
 
 
 if __name__ == "__main__":

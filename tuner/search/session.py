@@ -22,7 +22,7 @@ from tuner.records import Owner
 from tuner.scheduling.devices import Place, check_budget, choose_place, present_target
 from tuner.search.optuna_study import OptunaStudy
 from tuner.settings import Setting
-from tuner.stand_in import configuration
+from tuner.stand_in import check_memory_free, configuration
 from tuner.store import migrations
 from tuner.store.engine import URL, open_engine, parse_url, store_errors
 from tuner.store.reader import Reader
@@ -96,7 +96,7 @@ def make_plan(study_file: str, settings: dict[str, Setting], threads: int) -> Pl
         default = loaded.workload.default_budget
         budget_bytes = parse_bytes(default) if default else place.default_budget_bytes
     check_budget(budget_bytes, place)
-    configuration(loaded.workload, {})  # a space that cannot be drawn from is found now
+    check_memory_free(loaded.workload)  # and a space that cannot be drawn from is found now
     plan = Plan(
         loaded=loaded,
         place=place,
