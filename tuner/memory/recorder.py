@@ -29,6 +29,7 @@ from tuner.errors import Untraceable
 from tuner.memory.rules import KernelCall, KernelMemory, KernelModel
 
 _aten = torch.ops.aten
+_device_of = torch.ops.prim.device.default
 _DATA_DEPENDENT = {
     _aten.nonzero.default: "a boolean mask or nonzero()",
     _aten.masked_select.default: "masked_select()",
@@ -91,6 +92,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is _device_of and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # two calls in three ask for this; the long way costs 50 µs
         kwargs = kwargs or {}
         if func is _aten._local_scalar_dense.default:
             return self._neutral_answer(args[0])
