@@ -282,3 +282,26 @@ def test_multi_tensor_optimizers_on_cuda_take_one_more_set_of_temporaries() -> N
         peak_of_trace(trace_build(build_with(foreach), CUDA), "cuda") for foreach in (None, False)
     )
     assert 4 * 8 * 2**20 * 0.6 < default - single < 4 * 8 * 2**20
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_gradient_that_somebody_holds_is_added_beside(held: bool) -> None:
+    """Baseline: the profiler. The engine adds in place only into what nobody else can see."""
+
+    def build(device: torch.device) -> Step:
+        layer = nn.Linear(256, 256, bias=False).requires_grad_(False)
+        leaf = torch.randn(4096, 256, requires_grad=True)
+        gradient = torch.randn(4096, 256)
+
+        def step() -> None:
+            leaf.grad = None
+            x = leaf * 1.0
+            y = x + layer(x)
+            if held:
+                y.backward(gradient)
+            else:
+                (y * 2.0).backward(gradient)
+
+        return step
+
+    assert peak_of_trace(trace_build(build, CPU)) == pytest.approx(real_peak(build), rel=0.001)
