@@ -305,3 +305,26 @@ def test_a_gradient_that_somebody_holds_is_added_beside(held: bool) -> None:
         return step
 
     assert peak_of_trace(trace_build(build, CPU)) == pytest.approx(real_peak(build), rel=0.001)
+
+
+def test_layers_dropped_by_a_random_number_are_taken_to_run() -> None:
+    """`torch.rand([]) < layerdrop`, as in OPT: skipping every layer would predict far too little."""
+
+    def build_with(layerdrop: float | None) -> Any:
+        def build(device: torch.device) -> Step:
+            layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(6))
+
+            def step() -> None:
+                x = torch.randn(1024, 256)
+                for layer in layers:
+                    if layerdrop is None or not torch.rand([]) < layerdrop:
+                        x = layer(x)
+                x.sum().backward()
+
+            return step
+
+        return build
+
+    dropping, plain = (trace_build(build_with(share), CPU) for share in (0.1, None))
+    assert peak_of_trace(dropping) == pytest.approx(peak_of_trace(plain), rel=0.001)
+    assert any("a random number drawn at test_trace.py" in note for note in dropping.notes)

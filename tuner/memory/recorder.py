@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from tuner.errors import Untraceable
@@ -37,6 +37,7 @@ _DATA_DEPENDENT = {
     _aten._unique2.default: "unique()",
     _aten.repeat_interleave.Tensor: "repeat_interleave() with a tensor of counts",
 }
+_RANDOM_NUMBER = 0.99
 _LOOP_LIMIT = 10_000  # answers at one place before it must be a loop on a tensor's value
 # Nodes whose own formula adds; there an add is the formula's, not the engine's.
 _ADDING_NODES = ("Logsumexp", "Pow", "Std", "Var", "Norm", "Cumprod", "Prod", "Linalg", "WeightNorm", "Lerp")
@@ -110,6 +111,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return gathered
         out = func(*args, **kwargs)
         self._see_call(func, args, kwargs, out, node)
+        if func is _aten.rand.default and out.numel() == 1 and _is_fake(out):
+            self._make_known(out)
         return out
 
     def _see_call(
@@ -239,10 +242,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             block.category = "temporaries"  # gone before backward began: nothing saved it
         self.events.append(~index)
 
+    def _make_known(self, scalar: FakeTensor) -> None:
+        """Give a random number a value near its upper end, as if no layer were dropped.
+
+        `torch.rand([]) < layerdrop` decides whether a layer runs: a neutral answer to the comparison
+        would skip them all.
+        """
+        with _disable_current_modes():
+            scalar.constant = torch.full(scalar.shape, _RANDOM_NUMBER, dtype=scalar.dtype)
+        scalar.fake_mode.fake_tensor_converter.add_constant_storage_mapping(scalar)
+        self.notes[f"a random number drawn{_user_place()} was taken as {_RANDOM_NUMBER}"] = None
+
     def _neutral_answer(self, tensor: torch.Tensor) -> Any:
         constant = getattr(tensor, "constant", None)
         if constant is not None:
-            return constant.item()
+            with _disable_current_modes():
+                return constant.item()
         if not isinstance(tensor, FakeTensor):
             return _aten._local_scalar_dense.default(tensor)
         if self.phase in ("setup", "inputs"):
