@@ -7,28 +7,33 @@
     cuDNN       preferred on 9.0 and 10.x with cuDNN > 9.15
     math        what is left: whole score matrices
 
-What the user switched off (`sdpa_kernel`, `torch.backends.cuda.enable_*_sdp`) is respected, and the
-backend assumed is noted. The chosen operator runs on the fakes; buffers inside its kernels are in
-`kernels.py`. Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (`can_use_*_attention`),
-transformers/attention.cpp (padding, masks, the math path).
+What the user switched off or put first (`sdpa_kernel`, `torch.backends.cuda.enable_*_sdp`) is
+respected, and the backend assumed is noted. The chosen operator runs on the fakes; buffers inside its
+kernels are in `kernels.py`. Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
+(`can_use_*_attention`), transformers/sdp_utils_cpp.h (`check_*`), transformers/attention.cpp (padding,
+masks, the math path).
 
-Not seen: nested tensors, attention on more than one stream.
+Not seen: nested tensors, attention on more than one stream; that versions after 2.14 run grouped
+heads on the efficient backend (pull request 191085); cuDNN older than 9.15.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend
 
+from tuner.memory.cuda_rules.casting import under_autocast, without_autocast
 from tuner.memory.cuda_rules.device import CudaDevice
 from tuner.memory.rules import Journal, Substitute
 
 NAME = "attention backends"
 _aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
+_NEWEST = (12, 1)  # compute capability up to which the fused kernels were written
 _EFFICIENT_MASK_ALIGNMENT = 16  # elements; preprocess_mask pads a mask's last dimension to it
 
 
@@ -62,7 +67,8 @@ def attention_substitutes(device: CudaDevice) -> dict[Any, Substitute]:
         backend = choose_backend(call, device)
         journal.rules.setdefault(NAME)
         journal.notes[f"attention runs on PyTorch's {backend} backend"] = None
-        return _RUN[backend](call)
+        with without_autocast():
+            return _RUN[backend](call)
 
     return {torch.nn.functional.scaled_dot_product_attention: attend}
 
@@ -70,26 +76,63 @@ def attention_substitutes(device: CudaDevice) -> dict[Any, Substitute]:
 def choose_backend(call: Attention, device: CudaDevice) -> str:
     """Return `flash`, `efficient`, `cudnn` or `math`, as PyTorch chooses.
 
-    The order is PyTorch's: cuDNN comes first where it is preferred, else last and never reached.
+    Raises:
+        RuntimeError: The user left no backend on that can run the call; CUDA raises the same.
     """
-    order = [("flash", _flash_can), ("efficient", _efficient_can)]
-    if device.compute_capability[0] in (9, 10):
-        order.insert(0, ("cudnn", _cudnn_can))
-    for name, can in order:
-        if can(call, device.compute_capability):
+    can = {"flash": _flash_can, "efficient": _efficient_can, "cudnn": _cudnn_can}
+    for name in _order(device):
+        if not _is_enabled(name):
+            continue
+        if name == "math" or (_is_fusible(call) and can[name](call, device.compute_capability)):
             return name
-    return "math"
+    raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def _order(device: CudaDevice) -> list[str]:
+    """Return the backends in the order they are tried: cuDNN comes first on 9.x and 10.x."""
+    backends = {
+        "flash": SDPBackend.FLASH_ATTENTION,
+        "efficient": SDPBackend.EFFICIENT_ATTENTION,
+        "math": SDPBackend.MATH,
+        "cudnn": SDPBackend.CUDNN_ATTENTION,
+    }
+    rank = torch._C._get_sdp_priority_order().index
+    order = sorted(backends, key=lambda name: rank(int(backends[name])))
+    if order == list(backends) and device.compute_capability[0] in (9, 10):
+        order = ["cudnn", *order[:-1]]
+    return order
 
 
 def _is_enabled(backend: str) -> bool:
-    return bool(getattr(torch.backends.cuda, f"{backend}_sdp_enabled")())
+    name = {"efficient": "mem_efficient"}.get(backend, backend)
+    return bool(getattr(torch.backends.cuda, f"{name}_sdp_enabled")())
+
+
+def _is_fusible(call: Attention) -> bool:
+    """Whether shapes, types and strides are those that every fused kernel asks for."""
+    query, key, value = tensors = (call.query, call.key, call.value)
+    if any(tensor.dim() != 4 for tensor in tensors) or query.dtype != key.dtype or query.dtype != value.dtype:
+        return False
+    if not query.size(0) == key.size(0) == value.size(0) or 0 in (query.size(2), key.size(2)):
+        return False
+    if call.attn_mask is not None and call.attn_mask.stride(-1) != 1:
+        return False
+    return query.size(-1) == 1 or all(tensor.stride(-1) == 1 for tensor in tensors)
+
+
+def _heads_agree(call: Attention, *, grouped: bool, alike: bool = True) -> bool:
+    """Whether a kernel takes these heads; `grouped`: fewer for keys, `alike`: as many for values."""
+    query, key, value = call.query.size(1), call.key.size(1), call.value.size(1)
+    if not (call.enable_gqa and grouped):
+        return query == key == value
+    return query % key == 0 and query % value == 0 and (key == value or not alike)
 
 
 def _flash_can(call: Attention, capability: tuple[int, int]) -> bool:
     head = call.query.size(-1)
-    if not _is_enabled("flash") or call.attn_mask is not None or call.query.dim() != 4:
+    if call.attn_mask is not None or not _heads_agree(call, grouped=True):
         return False
-    if capability < (8, 0) or call.query.dtype not in _HALVES or head > 256:
+    if not (8, 0) <= capability <= _NEWEST or call.query.dtype not in _HALVES or head > 256:
         return False
     if not head == call.key.size(-1) == call.value.size(-1):
         return False
@@ -101,41 +144,50 @@ def _flash_can(call: Attention, capability: tuple[int, int]) -> bool:
 
 def _efficient_can(call: Attention, capability: tuple[int, int]) -> bool:
     dtype = call.query.dtype
-    if not _is_enabled("mem_efficient") or call.query.dim() != 4:
+    if capability > _NEWEST or not _heads_agree(call, grouped=False):
         return False
     if dtype not in (torch.float16, torch.float32, *((torch.bfloat16,) if capability >= (8, 0) else ())):
+        return False
+    if any(tensor.stride(-1) != 1 for tensor in (call.query, call.key, call.value)):
         return False
     alignment = 4 if capability >= (8, 0) else 1
     if capability >= (8, 0) or (capability >= (7, 0) and dtype in _HALVES):  # tensor cores
         alignment = max(alignment, 16 // call.query.element_size())
     query, key, value = call.query.size(-1), call.key.size(-1), call.value.size(-1)
-    return query == key and query % alignment == 0 and value % alignment == 0
+    return query == key and query % alignment == 0 and value % alignment == 0 and min(query, value) > 0
 
 
 def _cudnn_can(call: Attention, capability: tuple[int, int]) -> bool:
-    if not _is_enabled("cudnn") or call.query.dim() != 4:
+    if not (8, 0) <= capability <= _NEWEST or not _heads_agree(call, grouped=True, alike=False):
         return False
     if call.query.dtype not in _HALVES or (call.dropout_p * 16) % 1:
         return False
     heads = (call.query.size(-1), call.value.size(-1))
-    if any(head > 128 or head % 8 for head in heads) or call.key.size(-2) == 1:
+    most = 192 if heads == (192, 128) and capability[0] in (9, 10) else 128
+    if max(heads) > most or any(head % 8 for head in heads) or call.key.size(-2) == 1:
         return False
-    return not torch.are_deterministic_algorithms_enabled()
+    if call.dropout_p and call.query.size(-2) == 1:
+        return False
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return _cudnn_takes_mask(call) and (
+        not deterministic or torch.is_deterministic_algorithms_warn_only_enabled()
+    )
+
+
+def _cudnn_takes_mask(call: Attention) -> bool:
+    mask = call.attn_mask
+    if mask is None:
+        return True
+    if mask.requires_grad or mask.dim() not in (2, 4):
+        return False
+    full = (*call.query.shape[:-1], call.key.size(-2))
+    return all(size in (1, whole) for size, whole in zip(reversed(mask.shape), reversed(full), strict=False))
 
 
 def _under_autocast(call: Attention) -> Attention:
     """Cast as autocast does: the operator is on its lower-precision list."""
-    if not torch.is_autocast_enabled("cpu"):
-        return call
-    dtype = torch.get_autocast_dtype("cpu")
-
-    def cast(tensor: torch.Tensor | None) -> Any:
-        return tensor.to(dtype) if tensor is not None and tensor.dtype is torch.float32 else tensor
-
-    return Attention(
-        cast(call.query), cast(call.key), cast(call.value), cast(call.attn_mask),
-        call.dropout_p, call.is_causal, call.scale, call.enable_gqa,
-    )  # fmt: skip
+    query, key, value, mask = under_autocast((call.query, call.key, call.value, call.attn_mask))
+    return replace(call, query=query, key=key, value=value, attn_mask=mask)
 
 
 def _flash(call: Attention) -> torch.Tensor:
@@ -149,14 +201,13 @@ def _flash(call: Attention) -> torch.Tensor:
 
 
 def _efficient(call: Attention) -> torch.Tensor:
-    key, value = _repeated_heads(call)
     bias = _float_mask(call.attn_mask, call.query.dtype)
     if bias is not None:
-        bias = _padded(bias, _EFFICIENT_MASK_ALIGNMENT)[..., : key.size(-2)]
-        bias = bias.expand(*call.query.shape[:-1], key.size(-2))
+        bias = _aligned(bias).expand(*call.query.shape[:-1], call.key.size(-2))
     out: torch.Tensor = _aten._scaled_dot_product_efficient_attention(
-        call.query, key, value, bias, call.needs_gradient, call.dropout_p, call.is_causal, scale=call.scale
-    )[0]
+        call.query, call.key, call.value, bias, call.needs_gradient, call.dropout_p, call.is_causal,
+        scale=call.scale,
+    )[0]  # fmt: skip
     return out
 
 
@@ -170,12 +221,32 @@ def _cudnn(call: Attention) -> torch.Tensor:
 
 
 def _math(call: Attention) -> torch.Tensor:
+    """Run the composition; dropout is CUDA's, which the CPU's would be in the operator."""
     mask = _float_mask(call.attn_mask, call.query.dtype)
-    out: torch.Tensor = _aten._scaled_dot_product_attention_math(
-        call.query, call.key, call.value, mask, call.dropout_p, call.is_causal, scale=call.scale,
-        enable_gqa=call.enable_gqa,
-    )[0]  # fmt: skip
-    return out
+    if not 0 < call.dropout_p < 1:
+        out: torch.Tensor = _aten._scaled_dot_product_attention_math(
+            call.query, call.key, call.value, mask, call.dropout_p, call.is_causal, scale=call.scale,
+            enable_gqa=call.enable_gqa,
+        )[0]  # fmt: skip
+        return out
+    dtype = call.query.dtype
+    in_fp32 = dtype in _HALVES and not torch._C._get_math_sdp_allow_fp16_bf16_reduction()
+    query, key, value = (
+        tensor.float() if in_fp32 else tensor for tensor in (call.query, call.key, call.value)
+    )
+    root = (call.scale if call.scale is not None else query.size(-1) ** -0.5) ** 0.5
+    query = query * root
+    if call.is_causal:
+        lower = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
+        mask = _float_mask(lower, query.dtype)
+    if call.enable_gqa and query.size(-3) != key.size(-3):
+        key, value = (part.repeat_interleave(query.size(-3) // part.size(-3), -3) for part in (key, value))
+    weights = query @ (key.transpose(-2, -1) * root)
+    if mask is not None:
+        weights += mask
+    weights = torch._safe_softmax(weights, -1)
+    weights = torch.native_dropout(weights, call.dropout_p, train=True)[0]
+    return (weights @ value).to(dtype)
 
 
 _RUN = {"flash": _flash, "efficient": _efficient, "cudnn": _cudnn, "math": _math}
@@ -186,15 +257,17 @@ def _padded(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 
+def _aligned(mask: torch.Tensor) -> torch.Tensor:
+    """Pad a mask's rows in memory unless its strides are aligned, as `preprocess_mask` does."""
+    if all(stride % _EFFICIENT_MASK_ALIGNMENT == 0 for stride in mask.stride()[:-1]):
+        return mask
+    size = mask.size(-1)
+    missing = _EFFICIENT_MASK_ALIGNMENT - size % _EFFICIENT_MASK_ALIGNMENT
+    return torch.nn.functional.pad(mask, (0, missing))[..., :size]
+
+
 def _float_mask(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     """Return a mask that is added to the scores; a boolean one is converted, a new tensor."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
     return torch.where(mask, torch.zeros((), dtype=dtype), torch.full((), float("-inf"), dtype=dtype))
-
-
-def _repeated_heads(call: Attention) -> tuple[torch.Tensor, torch.Tensor]:
-    if not call.enable_gqa or call.query.size(-3) == call.key.size(-3):
-        return call.key, call.value
-    repeats = call.query.size(-3) // call.key.size(-3)
-    return call.key.repeat_interleave(repeats, -3), call.value.repeat_interleave(repeats, -3)
