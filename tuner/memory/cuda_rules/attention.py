@@ -97,7 +97,7 @@ def _order(device: CudaDevice) -> list[str]:
         "cudnn": SDPBackend.CUDNN_ATTENTION,
     }
     rank = torch._C._get_sdp_priority_order().index
-    order = sorted(backends, key=lambda name: rank(int(backends[name])))
+    order = sorted(backends, key=lambda name: rank(backends[name].value))
     if order == list(backends) and device.compute_capability[0] in (9, 10):
         order = ["cudnn", *order[:-1]]
     return order
