@@ -30,14 +30,18 @@ def observed(step: Callable[[], Any], device: CudaDevice = AMPERE) -> Any:
 
 
 def live_bytes(trace: Trace, *, when: Callable[[Any], bool]) -> int:
-    """Return the bytes alive just before the first block of the last step for which `when` holds."""
+    """Return the bytes alive just before the first block of the last step for which `when` holds.
+
+    Raises:
+        ValueError: There is no such block.
+    """
     last, live = max(block.step for block in trace.blocks), 0
     for event in trace.events:
         block = trace.blocks[max(event, ~event)]
         if event >= 0 and block.step == last and when(block):
             return live
         live += block.bytes if event >= 0 else -block.bytes
-    raise AssertionError("there is no such block")
+    raise ValueError("there is no such block")
 
 
 def saved_bytes(trace: Trace) -> int:

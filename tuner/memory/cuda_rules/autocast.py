@@ -29,8 +29,8 @@ NAME = "CUDA autocast"
 _KEY = "AutocastCPU"
 
 # AT_FORALL_LOWER_PRECISION_FP, as far as the CPU does not list it already.
-_LOWER = ("prelu", "addmv", "addr", "mv", "einsum", "chain_matmul", "linalg_multi_dot",
-          "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell",
+_LOWER = ("_convolution", "convolution", "prelu", "addmv", "addr", "mv", "einsum", "chain_matmul",
+          "linalg_multi_dot", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell",
           "rnn_tanh_cell", "rnn_relu_cell", "_scaled_dot_product_flash_attention")  # fmt: skip
 # AT_FORALL_FP32
 _FP32 = (
