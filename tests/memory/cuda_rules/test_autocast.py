@@ -75,6 +75,8 @@ IN_FP32: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cumsum": lambda x: x.cumsum(0),
     "prod": torch.prod,
     "norm": torch.norm,
+    "norm, as C++ calls it": lambda x: torch.ops.aten.norm(x, 2),
+    "norm of a dimension, as C++ calls it": lambda x: torch.ops.aten.norm(x, 2, [0]),
     "mse": lambda x: F.mse_loss(x, x),
     "cross entropy": lambda x: F.cross_entropy(x, torch.zeros(8, dtype=torch.long)),
     "bce with logits": lambda x: F.binary_cross_entropy_with_logits(x, x),
@@ -126,6 +128,8 @@ def test_wider_operands_decide_where_cuda_promotes() -> None:
 def test_a_type_that_the_caller_gives_is_kept() -> None:
     assert dtype_of(lambda x: x.sum(dtype=torch.float64), HALF_MATRIX) is torch.float64
     assert dtype_of(lambda x: F.softmax(x, -1, dtype=half), HALF_MATRIX) is half
+    assert dtype_of(lambda x: torch.softmax(x, -1, half), HALF_MATRIX) is half
+    assert dtype_of(lambda x: torch.softmax(x, -1, None), HALF_MATRIX) is fp32
     assert dtype_of(lambda x: x.cumsum(0, dtype=half), HALF_MATRIX) is half
     assert dtype_of(torch.exp, MATRIX.double()) is torch.float64
     assert observed(lambda: _summed(torch.ones(4, dtype=torch.long))) is torch.int64
@@ -183,6 +187,33 @@ def test_a_weight_is_copied_once_until_the_outermost_context_ends(layer: str) ->
     assert copies(cache=True) == 1
     assert copies(cache=True, contexts=2) == 2
     assert copies(cache=False) == 2
+
+
+def test_weights_of_a_cell_are_copied_once_for_all_steps() -> None:
+    """`lstm_cell` is on CUDA's list alone: two weights and two biases, ten calls."""
+
+    def make() -> Callable[[], None]:
+        cell, x = nn.LSTMCell(32, 64), torch.randn(4, 32)
+
+        def step() -> None:
+            with torch.autocast("cuda"):
+                state = cell(x)
+                for _ in range(9):
+                    state = cell(x, state)
+            state[0].float().sum().backward()
+
+        return step
+
+    made = [b.bytes for b in traced(make).blocks if b.phase == "forward" and "_to_copy" in b.operator]
+    assert [made.count(2 * 256 * inputs) for inputs in (32, 64)] == [1, 1]
+
+
+def test_the_older_spelling_is_seen_too() -> None:
+    def step() -> torch.dtype:
+        with torch.cuda.amp.autocast(dtype=bf16):
+            return (torch.randn(8, 8) @ torch.randn(8, 8)).dtype
+
+    assert observed(step) is bf16
 
 
 def test_half_weights_live_until_the_context_ends() -> None:

@@ -33,6 +33,11 @@ def under_autocast(values: Any, dtype: torch.dtype | None = None) -> Any:
     return cast(values, dtype or torch.get_autocast_dtype("cpu"))
 
 
+def is_transformed(*tensors: torch.Tensor) -> bool:
+    """Whether a transform of torch.func is at work, which stand-ins made of autograd functions refuse."""
+    return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
+
+
 @contextmanager
 def without_autocast() -> Iterator[None]:
     """Run what is below autocast, as the dispatcher does once an operator's arguments are cast."""

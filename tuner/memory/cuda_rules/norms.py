@@ -5,7 +5,8 @@ the normed tensor as well, in fp32, and takes seven temporaries of its size in b
 channels-last or complex input and a weight of another type fall back to the composition.
 
 Source: `_fused_rms_norm` in native_functions.yaml and derivatives.yaml (PyTorch 2.9 and later),
-`rms_norm_symint` in aten/src/ATen/native/layer_norm.cpp.
+`rms_norm_symint` in aten/src/ATen/native/layer_norm.cpp. Below a transform of torch.func (`vmap`,
+`grad`) it is composed too: not seen there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tuner.memory.cuda_rules.casting import under_autocast
+from tuner.memory.cuda_rules.casting import is_transformed, under_autocast
 from tuner.memory.rules import Journal, Substitute
 
 NAME = "fused RMSNorm"
@@ -58,6 +59,8 @@ def _rms_norm(
 
 def _runs_fused(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
     if not x.is_floating_point() or (weight is not None and weight.dtype is not x.dtype):
+        return False
+    if is_transformed(x, *(() if weight is None else (weight,))):
         return False
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
     return layout is None or x.is_contiguous() or not x.is_contiguous(memory_format=layout)

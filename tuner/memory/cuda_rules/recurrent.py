@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tuner.memory.cuda_rules.casting import under_autocast
+from tuner.memory.cuda_rules.casting import is_transformed, under_autocast
 from tuner.memory.rules import Journal, Substitute
 
 NAME = "cuDNN recurrent layers"
@@ -81,7 +81,8 @@ def _recurrent(kind: str) -> Substitute:
     def run(
         journal: Journal, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if kwargs or not torch.backends.cudnn.enabled or args[0].dtype is torch.float64:
+        off = not torch.backends.cudnn.enabled or args[0].dtype is torch.float64
+        if off or kwargs or is_transformed(args[0]):
             return function(*args, **kwargs)
         journal.rules.setdefault(NAME)
         journal.notes[
