@@ -111,8 +111,6 @@ def test_type_and_compute_capability_decide(
         ("efficient", {"capability": H100, "mask": mask_of(128, 128, requires_grad=True)}),
         # check_batch_size_and_num_heads_dense
         ("flash", {"heads": (8, 2), "enable_gqa": True}), ("math", {"heads": (8, 2)}),
-        ("math", {"dtype": fp32, "heads": (8, 2), "enable_gqa": True}),
-        ("math", {"heads": (8, 2), "enable_gqa": True, "mask": mask_of(128, 128)}),
         ("cudnn", {"capability": H100, "heads": (8, 2), "enable_gqa": True, "mask": mask_of(128, 128)}),
         ("math", {"heads": (8, 3), "enable_gqa": True}),
         # check_nonzero_sequence_lengths_dense, check_last_dim_stride_equals_1_dense
@@ -121,6 +119,26 @@ def test_type_and_compute_capability_decide(
 )  # fmt: skip
 def test_shapes_masks_and_heads_decide(backend: str, case: dict[str, Any]) -> None:
     assert chosen(**case) == backend
+
+
+@pytest.mark.parametrize(
+    ("before", "since", "case"),
+    [
+        ("math", "efficient", {"dtype": fp32, "heads": (8, 2), "enable_gqa": True}),
+        ("math", "efficient", {"heads": (8, 2), "enable_gqa": True, "mask": mask_of(128, 128)}),
+        ("math", "flash", {"heads": (8, 1)}),
+        ("math", "efficient", {"dtype": fp32, "heads": (8, 1)}),
+        ("math", "cudnn", {"capability": H100, "heads": (8, 1)}),
+        ("math", "math", {"heads": (8, 2)}),
+    ],
+)
+def test_grouped_heads_run_on_more_backends_since_2_14(
+    before: str, since: str, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Baseline: `check_batch_size_and_num_heads_dense` in sdp_utils_cpp.h of 2.13 and of 2.14."""
+    for newer, backend in ((False, before), (True, since)):
+        monkeypatch.setattr("tuner.memory.cuda_rules.attention._ONE_FOR_MANY", newer)
+        assert chosen(**case) == backend
 
 
 @pytest.mark.parametrize(
@@ -255,6 +273,18 @@ def test_backward_accumulates_in_fp32() -> None:
     assert beyond(trace, bf16, of=peak_bytes) == pytest.approx(
         gradients + ELEMENTS * 4 + 2 * LOG_SUMS, rel=0.001
     )
+
+
+@pytest.mark.parametrize(("head", "rounded"), [(40, 64), (160, 160), (200, 256)])
+def test_the_accumulator_is_rounded_up(head: int, rounded: int) -> None:
+    """flash_api.cpp: rows to 128, the head to 32, above 192 to 256."""
+
+    def make() -> Callable[[], None]:
+        tensors = [torch.randn(2, 4, 100, head, dtype=bf16, requires_grad=True) for _ in range(3)]
+        return lambda: F.scaled_dot_product_attention(*tensors).sum().backward()
+
+    inside = [b.bytes for b in traced(make).blocks if b.category == "workspace"]
+    assert inside == [2 * 4 * 128 * 4, 2 * 4 * 128 * rounded * 4]
 
 
 def test_grouped_heads_of_flash_attention_are_expanded_in_backward_alone() -> None:

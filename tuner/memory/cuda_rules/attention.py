@@ -13,8 +13,7 @@ kernels are in `kernels.py`. Source: aten/src/ATen/native/transformers/cuda/sdp_
 (`can_use_*_attention`), transformers/sdp_utils_cpp.h (`check_*`), transformers/attention.cpp (padding,
 masks, the math path).
 
-Not seen: nested tensors, attention on more than one stream; that versions after 2.14 run grouped
-heads on the efficient backend (pull request 191085); cuDNN older than 9.15.
+Not seen: nested tensors, attention on more than one stream, cuDNN older than 9.15.
 """
 
 from __future__ import annotations
@@ -33,6 +32,9 @@ from tuner.memory.rules import Journal, Substitute
 NAME = "attention backends"
 _aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
+# From here on the efficient backend takes grouped heads, and all take one head of keys and values for
+# many of queries without being told (pull request 191085; sdp_utils_cpp.h of 2.13 and 2.14).
+_ONE_FOR_MANY = torch.__version__ >= "2.14"
 _NEWEST = (12, 1)  # compute capability up to which the fused kernels were written
 _EFFICIENT_MASK_ALIGNMENT = 16  # elements; preprocess_mask pads a mask's last dimension to it
 
@@ -124,7 +126,7 @@ def _heads_agree(call: Attention, *, grouped: bool, alike: bool = True) -> bool:
     """Whether a kernel takes these heads; `grouped`: fewer for keys, `alike`: as many for values."""
     query, key, value = call.query.size(1), call.key.size(1), call.value.size(1)
     if not (call.enable_gqa and grouped):
-        return query == key == value
+        return query == key == value or (_ONE_FOR_MANY and key == value == 1)
     return query % key == 0 and query % value == 0 and (key == value or not alike)
 
 
@@ -144,7 +146,7 @@ def _flash_can(call: Attention, capability: tuple[int, int]) -> bool:
 
 def _efficient_can(call: Attention, capability: tuple[int, int]) -> bool:
     dtype = call.query.dtype
-    if capability > _NEWEST or not _heads_agree(call, grouped=False):
+    if capability > _NEWEST or not _heads_agree(call, grouped=_ONE_FOR_MANY):
         return False
     if dtype not in (torch.float16, torch.float32, *((torch.bfloat16,) if capability >= (8, 0) else ())):
         return False

@@ -124,7 +124,7 @@ def _cuda_cast_lists(cache: _WeightCache) -> Iterator[None]:
         **{name: _lower_precision(_overload(name), cache) for name in _LOWER},
         **{name: _in_fp32(_overload(name)) for name in _FP32},
         **{name: _with_fp32_output(name) for name in _FP32_OUTPUT},
-        **{name: _with_fp32_appended(_overload(other)) for name, other in _FP32_APPENDED.items()},
+        **{name: _with_fp32_appended(name, other) for name, other in _FP32_APPENDED.items()},
         **{name: _promoting(_overload(name)) for name in _PROMOTE},
     }
     try:
@@ -223,11 +223,13 @@ def _promoting(operator: Any) -> Callable[..., Any]:
     return kernel
 
 
-def _with_fp32_appended(operator: Any) -> Callable[..., Any]:
+def _with_fp32_appended(name: str, other: str) -> Callable[..., Any]:
+    arguments, operator = _overload(name)._schema.arguments, _overload(other)
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if not is_eligible(args[0]):
-            kwargs = {**kwargs, "dtype": args[0].dtype}
-        return _without_autocast(operator, args, {"dtype": torch.float32, **kwargs})
+        rest = [kwargs.get(given.name, given.default_value) for given in arguments[len(args) :]]
+        dtype = torch.float32 if is_eligible(args[0]) else args[0].dtype
+        return _without_autocast(operator, (*args, *rest), {"dtype": dtype})
 
     return kernel
 

@@ -56,8 +56,8 @@ CATALOGUE = (
         "saved tensors and, in backward, fp32 accumulators. The backend is noted.",
         "aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, sdp_utils_cpp.h, attention.cpp; "
         "flash_attn/flash_api.cpp, mem_eff_attention/kernel_backward.h",
-        "Nested tensors; grouped heads on the efficient backend (after 2.14); cuDNN before 9.15; "
-        "cuDNN's own workspace is taken as flash attention's.",
+        "Nested tensors; cuDNN before 9.15; the efficient backend's tiles, which round its "
+        "accumulators up; cuDNN's own workspace is taken as flash attention's.",
     ),
     Rule(
         "fused RMSNorm",
@@ -65,7 +65,7 @@ CATALOGUE = (
         "of six operators.",
         "`_fused_rms_norm` in native_functions.yaml and derivatives.yaml, `rms_norm_symint` in "
         "aten/src/ATen/native/layer_norm.cpp",
-        "PyTorch before 2.9, which composed it on CUDA too; partial sums of the weight's gradient.",
+        "Transforms of torch.func, below which it is composed; partial sums of the weight's gradient.",
     ),
     Rule(
         "cuDNN recurrent layers",

@@ -4,7 +4,7 @@ The fused kernel keeps its input and one fp32 statistic a row; the composition t
 the normed tensor as well, in fp32, and takes seven temporaries of its size in backward. As on CUDA,
 channels-last or complex input and a weight of another type fall back to the composition.
 
-Source: `_fused_rms_norm` in native_functions.yaml and derivatives.yaml (PyTorch 2.9 and later),
+Source: `_fused_rms_norm` in native_functions.yaml and derivatives.yaml,
 `rms_norm_symint` in aten/src/ATen/native/layer_norm.cpp. Below a transform of torch.func (`vmap`,
 `grad`) it is composed too: not seen there.
 """
