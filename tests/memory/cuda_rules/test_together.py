@@ -34,7 +34,7 @@ def accumulated(*, set_to_none: bool) -> Step:
     def step() -> None:
         optimizer.zero_grad(set_to_none=set_to_none)
         for _ in range(4):
-            model(torch.randn(512, 256)).square().mean().backward()
+            model(torch.randn(128, 256)).square().mean().backward()
         optimizer.step()
 
     return step
@@ -46,7 +46,7 @@ def clipped(clip: Callable[[Any], Any]) -> Step:
 
     def step() -> None:
         optimizer.zero_grad()
-        model(torch.randn(512, 256)).square().mean().backward()
+        model(torch.randn(128, 256)).square().mean().backward()
         clip(model.parameters())
         optimizer.step()
 
