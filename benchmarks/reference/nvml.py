@@ -28,7 +28,7 @@ from tuner.memory.trace import trace_build
 
 MIB = 2**20
 ITERATIONS = 4
-DRAWS = 5
+DRAWS = 9
 _LONGEST = 128
 LARGEST_READING_BYTES = {"RTX 3060": 11_764 * MIB, "RTX 4060": 7_820 * MIB}
 CUBLAS_WORKSPACE_BYTES = 8_519_680

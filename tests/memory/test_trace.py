@@ -195,6 +195,31 @@ def _numpy(device: torch.device) -> Step:
     return lambda: np.asarray(torch.randn(8)).sum()  # type: ignore[return-value]
 
 
+class _Doubled(torch.autograd.Function):
+    """Computes outside PyTorch, as a kernel in Triton or CUDA does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(2 * x.detach().numpy())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return 2 * gradient
+
+
+def _own_function(device: torch.device) -> Step:
+    return lambda: _Doubled.apply(torch.randn(8, requires_grad=True)).sum().backward()  # type: ignore
+
+
+_LIBRARY = torch.library.Library("tuner_tests", "DEF")
+_LIBRARY.define("doubled(Tensor x) -> Tensor")
+_LIBRARY.impl("doubled", lambda x: 2 * x, "CPU")
+
+
+def _own_operator(device: torch.device) -> Step:
+    return lambda: torch.ops.tuner_tests.doubled(torch.randn(8)).sum()  # type: ignore[no-any-return]
+
+
 def _broken(device: torch.device) -> Step:
     def step() -> None:
         raise ValueError("this is broken")
@@ -204,12 +229,51 @@ def _broken(device: torch.device) -> Step:
 
 @pytest.mark.parametrize(
     ("build", "reason"),
-    [(_masked, "nonzero"), (_looping, "loop"), (_numpy, "RuntimeError"), (_broken, "this is broken")],
+    [
+        (_masked, r"a boolean mask or nonzero\(\) makes a shape that depends on data"),
+        (_looping, "a loop depends on the value of a tensor"),
+        (_numpy, "NumPy needs the values of a tensor"),
+        (_own_function, "NumPy needs the values of a tensor"),
+        (_own_operator, "the custom operator tuner_tests::doubled has no fake implementation"),
+        (_broken, "ValueError: this is broken"),
+    ],
 )
 def test_what_cannot_be_traced_says_why_and_where(build: Any, reason: str) -> None:
     with pytest.raises(Untraceable, match=reason) as caught:
         trace_build(build, CPU)
     assert "test_trace.py:" in caught.value.message
+
+
+class _Scaled(torch.autograd.Function):
+    """Made of PyTorch's own operators: seen like any other code."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        share = torch.sigmoid(x)
+        return gradient * (share + x * share * (1 - share))
+
+
+def test_a_function_of_ones_own_is_traced_where_it_is_made_of_operators() -> None:
+    """Baseline: the profiler."""
+
+    def build(device: torch.device) -> Step:
+        layers = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+
+        def step() -> None:
+            x = torch.randn(2048, 256)
+            for layer in layers:
+                x = _Scaled.apply(layer(x))
+            x.pow(2).mean().backward()
+
+        return step
+
+    assert peak_of_trace(trace_build(build, CPU)) == pytest.approx(real_peak(build), rel=0.005)
 
 
 def test_cuda_in_any_spelling_traces_without_a_gpu() -> None:

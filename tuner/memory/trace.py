@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, UnsupportedOperatorException
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
@@ -126,9 +127,7 @@ def _traced(program: Callable[[FakeWorld, Recorder], int], rules: Rules) -> Trac
     except TunerError:
         raise
     except Exception as error:
-        reason = str(error).strip().split("\n", 1)[0][:300]
-        place = _place_of(error)
-        raise Untraceable(f"{type(error).__name__}: {reason}{place}") from error
+        raise Untraceable(f"{_reason_of(error)}{_place_of(error)}") from error
     return Trace(
         blocks=tuple(recorder.blocks),
         events=tuple(recorder.events if rules.device == "cpu" else _on_device(recorder)),
@@ -288,6 +287,20 @@ def _closed_over(step: Callable[[], Any]) -> list[Any]:
         with contextlib.suppress(ValueError):
             held.append(cell.cell_contents)
     return held
+
+
+def _reason_of(error: Exception) -> str:
+    """Return why code cannot be traced, in the words of who wrote it where we know them."""
+    text = str(error).strip().split("\n", 1)[0][:300]
+    if isinstance(error, DynamicOutputShapeException):
+        name = str(error.func).split(".")[1]
+        return f"a boolean mask or {name}() makes a shape that depends on data"
+    if isinstance(error, UnsupportedOperatorException):
+        name = "::".join(str(error.func).split(".")[:2])
+        return f"the custom operator {name} has no fake implementation (torch.library.register_fake)"
+    if isinstance(error, RuntimeError) and ".numpy() is not supported" in text:
+        return "NumPy needs the values of a tensor"
+    return f"{type(error).__name__}: {text}"
 
 
 def _place_of(error: BaseException) -> str:
