@@ -70,11 +70,14 @@ def attention_substitutes(device: CudaDevice) -> dict[Any, Substitute]:
 def choose_backend(call: Attention, device: CudaDevice) -> str:
     """Return `flash`, `efficient`, `cudnn` or `math`, as PyTorch chooses.
 
-    The order is PyTorch's: cuDNN comes first where it is preferred, else last and never reached.
+    The order is PyTorch's: cuDNN comes first where it is preferred, else last, after math: it is
+    reached where math is switched off.
     """
     order = [("flash", _flash_can), ("efficient", _efficient_can)]
     if device.compute_capability[0] in (9, 10):
         order.insert(0, ("cudnn", _cudnn_can))
+    elif device.compute_capability >= (8, 0) and not _is_enabled("math"):
+        order.append(("cudnn", _cudnn_can))
     for name, can in order:
         if can(call, device.compute_capability):
             return name
