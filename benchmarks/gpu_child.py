@@ -28,23 +28,26 @@ from tuner.memory.trace import Trace, trace_build
 from tuner.profiling import profiled_peak
 from tuner.warmup import warm_up
 
+GPU = torch.device("cuda", 0)  # of those that this process sees
 _VARIABLES = ("CUDA_", "PYTORCH_", "TORCH_", "CUBLAS", "CUDNN", "NVIDIA_TF32")
 
 
 def environment(job: dict[str, Any]) -> dict[str, Any]:
     """Return the device that PyTorch can use, and versions."""
+    on_gpu = job["device"] != "cpu" and torch.cuda.is_available()
     found: dict[str, Any] = {
-        "device": "cuda" if torch.cuda.is_available() else "cpu",
+        "device": "cuda" if on_gpu else "cpu",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "gpu": platform.processor() or platform.machine(),
+        "gpu": None,
+        "processor": platform.processor() or platform.machine(),
         "capacity_bytes": None,
         "compute_capability": None,
         "cudnn": None,
         "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_VARIABLES)},
     }
-    if found["device"] == "cuda" and job["device"] != "cpu":
+    if on_gpu:
         properties = torch.cuda.get_device_properties(0)
         found["gpu"], found["capacity_bytes"] = properties.name, properties.total_memory
         found["compute_capability"] = [properties.major, properties.minor]
@@ -131,15 +134,16 @@ def _run(configuration: Configuration, device: torch.device) -> None:
 
 
 def _measure_on_gpu(configuration: Configuration, job: dict[str, Any]) -> dict[str, Any]:
-    device, others_bytes = torch.device("cuda", 0), device_use().bytes
+    device, others_bytes = GPU, device_use().bytes
     if configuration.warm:
         warm_up(device)
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
     if job.get("cap_bytes") is not None:
         fraction = (job["cap_bytes"] + 512) / job["capacity_bytes"]  # the cap survives the rounding
         torch.cuda.set_per_process_memory_fraction(min(1.0, fraction), device)
     if job.get("snapshot"):
-        torch.cuda.memory._record_memory_history(max_entries=1_000_000)
+        torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=1_000_000)
     allocated, reserved = [], []
 
     def note() -> None:
@@ -172,7 +176,7 @@ def _measure_on_gpu(configuration: Configuration, job: dict[str, Any]) -> dict[s
 
 def fact(job: dict[str, Any]) -> dict[str, Any]:
     """Measure what the rules assume: rows of what, measured, assumed."""
-    return {"rows": gpu_facts.FACTS[job["name"]](torch.device("cuda", 0))}
+    return {"rows": gpu_facts.FACTS[job["name"]](GPU)}
 
 
 JOBS = {"environment": environment, "predict": predict, "measure": measure, "fact": fact}

@@ -103,7 +103,7 @@ def tracing_context(device: torch.device) -> list[Row]:
 
 
 def cublas_workspaces(device: torch.device) -> list[Row]:
-    """What stays allocated after products in the forward thread, in autograd's, on another stream.
+    """CuBLAS workspaces of the forward thread, of autograd's, of another stream.
 
     All tensors are gone when it is read, so what stays is the workspaces.
     """
@@ -152,7 +152,7 @@ def _linear_with_bias(device: torch.device) -> int:
 
 
 def recurrent_reserve(device: torch.device) -> list[Row]:
-    """CuDNN's reserve and workspace for several shapes, in training mode.
+    """The reserve and workspace of recurrent layers in cuDNN, for several shapes.
 
     The reserve is what stays beside output and last states; the workspace is what is gone again.
     """
@@ -160,9 +160,7 @@ def recurrent_reserve(device: torch.device) -> list[Row]:
     for layout in _LAYOUTS:
         kind, steps, batch, hidden, layers, directions = layout
         label = f"{kind} T={steps} B={batch} H={hidden} layers={layers} directions={directions}"
-        units = steps * batch * hidden * _FLOAT
-        measured = _recurrent_memory(device, layout)
-        assumed = (RESERVE_UNITS[kind] * layers * directions * units, GATES[kind] * units, None)
+        measured, assumed = _recurrent_memory(device, layout), (*assumed_of(layout), None)
         rows.extend(
             {"what": f"{label}: {part}", "measured": size, "assumed": expected}
             for part, size, expected in zip(
@@ -170,6 +168,13 @@ def recurrent_reserve(device: torch.device) -> list[Row]:
             )
         )
     return rows
+
+
+def assumed_of(layout: tuple[str, int, int, int, int, int]) -> tuple[int, int]:
+    """Return the reserve and the forward workspace that the rule takes for a layout."""
+    kind, steps, batch, hidden, layers, directions = layout
+    units = steps * batch * hidden * _FLOAT
+    return RESERVE_UNITS[kind] * layers * directions * units, GATES[kind] * units
 
 
 def _recurrent_memory(
@@ -180,10 +185,12 @@ def _recurrent_memory(
     layer = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn_tanh": nn.RNN}[kind]
     cell: Any = layer(hidden, hidden, layers, bidirectional=directions == 2).to(device)
     x = torch.randn(steps, batch, hidden, device=device, requires_grad=True)
-    cell(x)[0].sum().backward()  # handles and gradients exist from here on
+    first: Any = torch.zeros(layers * directions, batch, hidden, device=device)
+    first = (first, first.clone()) if kind == "lstm" else first
+    cell(x, first)[0].sum().backward()  # handles and gradients exist from here on
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    output, last = cell(x)
+    output, last = cell(x, first)
     live, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
     states = last if isinstance(last, tuple) else (last,)
     results = sum(-(-tensor.nbytes // 512) * 512 for tensor in (output, *states))
@@ -195,7 +202,7 @@ def _recurrent_memory(
 
 
 def attention_choice(device: torch.device) -> list[Row]:
-    """The attention backend that PyTorch chooses, by type, mask, head size and length."""
+    """Attention backends that PyTorch chooses, by type, mask, head size and length."""
     half, brain, full = torch.float16, torch.bfloat16, torch.float32
     cases = [(dtype, head, False, 256) for dtype in (full, half, brain) for head in (64, 72, 128, 256)]
     cases += [(full, 64, True, 256), (half, 64, True, 256), (brain, 64, True, 256), (brain, 64, True, 250)]
@@ -204,7 +211,7 @@ def attention_choice(device: torch.device) -> list[Row]:
     for dtype, head, masked, length in cases:
         query = torch.randn(2, 4, length, head, device=device, dtype=dtype, requires_grad=True)
         mask = torch.ones(length, length, device=device, dtype=torch.bool) if masked else None
-        chosen = torch._fused_sdp_choice(query, query, query, mask, 0.0, False)
+        chosen = torch._fused_sdp_choice(query, query, query, mask, 0.0, False)  # noqa: FBT003
         assumed = choose_backend(Attention(query, query, query, mask), assumed_device)
         what = f"attention {str(dtype).removeprefix('torch.')} head={head} length={length}"
         what += " boolean mask" if masked else ""

@@ -70,7 +70,7 @@ def _pooled(features: nn.Sequential, channels: int) -> nn.Module:
     return nn.Sequential(features, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES))
 
 
-def resnet(large: bool) -> nn.Module:
+def resnet(*, large: bool) -> nn.Module:
     """ResNet-18's layout; a quarter of its widths and half of its blocks where not `large`."""
     width, repeats = (64, 2) if large else (16, 1)
     features = nn.Sequential(_convolution(3, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
@@ -83,7 +83,7 @@ def resnet(large: bool) -> nn.Module:
     return _pooled(features, channels)
 
 
-def vgg(large: bool) -> nn.Module:
+def vgg(*, large: bool) -> nn.Module:
     """VGG-11's layout with a pooled 4 × 4 before its linear layers; narrow where not `large`."""
     width, hidden = (64, 4096) if large else (16, 128)
     features, channels = nn.Sequential(), 3
@@ -113,7 +113,7 @@ class _Inverted(nn.Module):
         return x + self.body(x) if self.adds else self.body(x)
 
 
-def depthwise(large: bool) -> nn.Module:
+def depthwise(*, large: bool) -> nn.Module:
     """Inverted residuals, as in MobileNetV2; narrow where not `large`."""
     width = 24 if large else 8
     features, channels = nn.Sequential(_convolution(3, width, 3, 2), nn.ReLU6(inplace=True)), width
@@ -151,7 +151,9 @@ class Attention(nn.Module):
         return logits
 
 
-def _attend(joined: torch.Tensor, heads: int, mask: Any = None, *, causal: bool, p: float = 0.0) -> torch.Tensor:
+def _attend(
+    joined: torch.Tensor, heads: int, mask: Any = None, *, causal: bool, p: float = 0.0
+) -> torch.Tensor:
     batch, length, width = joined.shape
     parts = (
         part.view(batch, length, heads, width // 3 // heads).transpose(1, 2) for part in joined.chunk(3, -1)

@@ -15,7 +15,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -94,7 +93,7 @@ class Standby:
         asked, channel = self._ready.popleft()
         self._given.append(asked)
         with os.fdopen(channel, "w", encoding="utf-8") as request:
-            request.write(json.dumps({"job": job, "since": time.time(), **details}))
+            request.write(json.dumps({"job": job, **details}))
         self._fill()
         return asked
 
