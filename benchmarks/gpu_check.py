@@ -105,7 +105,7 @@ def _named(only: str | None) -> list[str] | None:
     """
     if only is None:
         return None
-    names = [name.strip() for name in only.split(",") if name.strip()]
+    names = list(dict.fromkeys(name.strip() for name in only.split(",") if name.strip()))
     known = [*CONFIGURATIONS, *FACTS]
     for name in names:
         if name not in known:
@@ -143,7 +143,7 @@ def _check(arguments: argparse.Namespace, named: list[str] | None) -> int:
         if "failed" in environment:
             raise UsageError(f"PyTorch cannot be used: {environment['failed']}")
         if arguments.device == "cuda" and environment["device"] != "cuda":
-            raise UsageError("PyTorch finds no GPU here", hint=driver.problem)
+            raise UsageError("PyTorch finds no GPU here", hint=driver.problem or "is it a CUDA build?")
         environment |= {"driver": driver.driver, "nvml": driver.problem or "works"}
         device = environment["device"]
         checked = Comparison(

@@ -65,12 +65,13 @@ class Standby:
 
     Args:
         environment: Variables set for the children.
-        waiting: How many wait at a time.
+        waiting: How many wait at a time; by default as many as the cores can start meanwhile.
     """
 
-    def __init__(self, environment: Mapping[str, str], waiting: int = 2) -> None:
+    def __init__(self, environment: Mapping[str, str], waiting: int | None = None) -> None:
         self._environment = {**environment, "PYTHONPATH": _python_path()}
-        self._waiting = waiting
+        cores = len(os.sched_getaffinity(0))
+        self._waiting = min(6, max(2, cores // 3)) if waiting is None else waiting
         self._ready: deque[tuple[Asked, int]] = deque()
         self._given: list[Asked] = []
         self._folder = tempfile.TemporaryDirectory(prefix="gpu-check-")

@@ -389,3 +389,15 @@ def test_a_hang_under_a_cap_ends_the_search() -> None:
     found = Comparison(standby, environment, 90, snapshots=None).configuration("vgg_cap", asked_for=False)  # type: ignore[arg-type]
     assert found["reason"] == "under a cap: no answer within 90 s"
     assert standby.asked == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_a_gpu_is_checked(gpu_check: Check, tmp_path: Path) -> None:
+    """Without convolutions: allocated within 5 %, device bytes within 5 % where NVML tells them."""
+    done = gpu_check("--only", "cublas_workspaces,adam,transformer_fp32", "--json", "check.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "check.json").read_text())
+    assert set(report["facts"]) == {"context", "cublas_workspaces"}
+    for row in report["configurations"]:
+        assert all(abs(error) < 0.05 for error in row["errors"].values()), row
