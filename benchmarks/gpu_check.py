@@ -94,7 +94,7 @@ def _print_list() -> None:
         print(f"{name:<24}{configuration.about}{''.join(f' [{mark}]' for mark in marks if mark)}")
     for name, fact in FACTS.items():
         about = (fact.__doc__ or "").splitlines()[0]
-        print(f"{name:<24}GPU fact: {about.rstrip('.')}")
+        print(f"{name:<24}{about.rstrip('.')} [GPU fact]")
 
 
 def _named(only: str | None) -> list[str] | None:

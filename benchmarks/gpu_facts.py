@@ -64,7 +64,7 @@ def _asked(pid: int) -> Use:
 
 
 def context(device: torch.device) -> list[Row]:
-    """The context after a tiny operation, a warm-up, a recurrent layer and attention.
+    """The context after a tiny operation, a warm-up, an LSTM, attention.
 
     Assumed is the profile's lowest and highest, or its figure.
     """
@@ -202,7 +202,7 @@ def _recurrent_memory(
 
 
 def attention_choice(device: torch.device) -> list[Row]:
-    """Attention backends that PyTorch chooses, by type, mask, head size and length."""
+    """Attention backends that PyTorch chooses, by type, mask, head and length."""
     half, brain, full = torch.float16, torch.bfloat16, torch.float32
     cases = [(dtype, head, False, 256) for dtype in (full, half, brain) for head in (64, 72, 128, 256)]
     cases += [(full, 64, True, 256), (half, 64, True, 256), (brain, 64, True, 256), (brain, 64, True, 250)]
