@@ -249,7 +249,7 @@ def _apply_plainly(module: torch.nn.Module, convert: Any, done: dict[int, Any]) 
             if id(parameter) not in done:
                 with torch.no_grad():
                     converted = convert(parameter)
-                kept = converted is parameter or converted.dtype == parameter.dtype
+                kept = converted.dtype == parameter.dtype and converted.stride() == parameter.stride()
                 done[id(parameter)] = (
                     parameter if kept else torch.nn.Parameter(converted, parameter.requires_grad)
                 )

@@ -6,7 +6,8 @@ before is an allocation, and a weak reference's callback is its release.
 Two traps of tracing are mended here:
 
 * Where one tensor feeds two consumers, autograd adds gradients in place in a real run but out of
-  place for tensor subclasses (`InputBuffer::accumulate`): such an `add` is done in place.
+  place for tensor subclasses (`InputBuffer::accumulate`): such an `add` is done in place. So is
+  what the backward of indexing puts (`index_backward` in FunctionsManual.cpp).
 * `.item()` has no value to return. In a step, the answer is neutral (1, or what a constant really
   is); in `setup` it raises, since the value may shape the model.
 """
@@ -109,6 +110,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if references and self._is_added_in_place(gathered, args[1], references):
                 _aten.add_.Tensor(gathered, args[1])
                 return gathered
+        if func is _aten.index_put.default and node is not None and node.name() == "IndexBackward0":
+            func = _aten.index_put_.default
         out = func(*args, **kwargs)
         self._see_call(func, args, kwargs, out, node)
         if func is _aten.rand.default and out.numel() == 1 and _is_fake(out):
