@@ -159,8 +159,27 @@ class VisionTransformer(nn.Module):
         return logits
 
 
+class SoftmaxOf2021(torch.autograd.Function):
+    """Softmax over the last dimension as PyTorch had it until 1.10: the scores are saved too.
+
+    Since pull request 65242 the result alone is saved (pytorch issue 64000).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: torch.Tensor) -> torch.Tensor:
+        out = scores.softmax(-1)
+        ctx.save_for_backward(scores, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        scores, out = ctx.saved_tensors
+        result: torch.Tensor = torch.ops.aten._softmax_backward_data(gradient, out, -1, scores.dtype)
+        return result
+
+
 class BertLayer(nn.Module):
-    """Unfused attention and an MLP, each before a norm, as Transformers had it until 2024."""
+    """Unfused attention and an MLP, each before a norm, as Transformers had it in 2021."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -178,7 +197,7 @@ class BertLayer(nn.Module):
         scores = query @ key.transpose(-1, -2)
         scores = scores / math.sqrt(query.size(-1))
         scores = scores + mask
-        weights = F.softmax(scores, dim=-1)
+        weights: torch.Tensor = SoftmaxOf2021.apply(scores)
         weights = F.dropout(weights, 0.1, self.training)
         mixed = (weights @ value).transpose(1, 2).reshape(x.shape)
         x = self.norm1(F.dropout(self.out(mixed), 0.1, self.training) + x)

@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from tuner.errors import Untraceable
 from tuner.memory.rules import KernelCall, KernelMemory, KernelModel
+from tuner.memory.sparse import parts_of, sparse_answer
 
 _aten = torch.ops.aten
 _DATA_DEPENDENT = {
@@ -102,7 +103,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if target is not None:
                 _aten.add_.Tensor(target, args[1] if target is args[0] else args[0])
                 return target
-        out = func(*args, **kwargs)
+        out = sparse_answer(func, args, node)
+        if out is None:
+            out = func(*args, **kwargs)
         self._see_call(func, args, kwargs, out, node)
         return out
 
@@ -145,9 +148,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Name what a live tensor is."""
         if tensor is None:
             return
-        index = self.live.get(_storage_key(tensor))
-        if index is not None:
-            self.blocks[index].category = category
+        for part in parts_of(tensor):
+            index = self.live.get(_storage_key(part))
+            if index is not None:
+                self.blocks[index].category = category
 
     def forget(self) -> None:
         """Drop everything recorded so far."""
@@ -175,16 +179,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._pass_through(size_bytes, None, operator)
 
     def _see(self, out: Any, node: Any, operator: Any, size_bytes: int | None = None) -> None:
-        for tensor in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
-            if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
-                continue
-            storage = tensor.untyped_storage()
-            key = storage._cdata
-            bytes_ = storage.nbytes() if size_bytes is None else size_bytes
-            if key not in self.live and bytes_ > 0:
-                index = self._allocate(bytes_, node, operator)
-                self.live[key] = index
-                self._references.append(weakref.ref(storage, self._on_release(key, index)))
+        for leaf in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
+            for tensor in parts_of(leaf) if isinstance(leaf, torch.Tensor) else ():
+                storage = tensor.untyped_storage()
+                key = storage._cdata
+                bytes_ = storage.nbytes() if size_bytes is None else size_bytes
+                if key not in self.live and bytes_ > 0:
+                    index = self._allocate(bytes_, node, operator)
+                    self.live[key] = index
+                    self._references.append(weakref.ref(storage, self._on_release(key, index)))
 
     def _on_release(self, key: int, index: int) -> Any:
         def released(reference: object) -> None:
