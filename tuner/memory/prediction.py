@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 PRUNE_BELOW = 0.05  # P(fits) under which a configuration surely does not fit
 LAUNCH_ABOVE = 0.95  # P(fits) over which it surely fits
 _LARGEST = 10
+_COARSE_STEPS = 8  # between the allocated and the reserved peak
 _LIMIT_TOLERANCE = 0.005  # of the reserved bytes, in the search for the smallest limit
 
 
@@ -97,7 +98,7 @@ def estimate(trace: Trace, target: Target, seconds: float = 0.0) -> Estimate:
         peak_at=None if last is None else PeakAt(last.phase, last.step, last.module),
         largest=tuple(LargeTensor(b.bytes, b.category, b.module, b.operator) for b in largest),
         growth_bytes=trace.growth_bytes,
-        notes=trace.notes,
+        notes=(*trace.notes, *_not_seen(trace, target)),
         rules=trace.rules,
         seconds=seconds,
         mix=_mix(trace),
@@ -189,7 +190,16 @@ def verdict_of(fits_probability: float | None) -> Verdict | None:
 def _mix(trace: Trace) -> str:
     if rules.COMPILED in trace.rules:
         return COMPILED
-    return CONVOLUTIONS if any("aten.convolution" in block.operator for block in trace.blocks) else PLAIN
+    return CONVOLUTIONS if _has_convolutions(trace) else PLAIN
+
+
+def _has_convolutions(trace: Trace) -> bool:
+    return any("aten.convolution" in block.operator for block in trace.blocks)
+
+
+def _not_seen(trace: Trace, target: Target) -> Iterator[str]:
+    if target.kind == "cuda" and _has_convolutions(trace):
+        yield "not seen: cuDNN's workspaces of convolutions, which depend on the algorithm it chooses"
 
 
 def _limits(target: Target) -> Iterator[str]:
@@ -238,14 +248,31 @@ def _replay(trace: Trace, target: Target, limit_bytes: int | None) -> tuple[int,
 
 
 def _smallest_limit(trace: Trace, target: Target, allocated_bytes: int, reserved_bytes: int) -> int:
-    """Return the smallest limit on reserved bytes under which the trace still replays."""
+    """Return the smallest limit on reserved bytes under which the trace still replays.
+
+    Not every larger one works too: with more room, segments may be cut so that a later request finds
+    no place. So limits are tried from below in coarse steps, and the first that works is refined.
+    """
     low, high = round_up(allocated_bytes, SEGMENT_ROUNDING) - SEGMENT_ROUNDING, reserved_bytes
+    coarse = round_up((high - low) // _COARSE_STEPS, SEGMENT_ROUNDING)
+    limits = range(low + coarse, high, coarse) if coarse else ()
+    first = next((limit for limit in limits if _replays(trace, target, limit)), None)
+    if first is None:
+        low = limits[-1] if limits else low
+    else:
+        low, high = first - coarse, first
     while high - low > max(SEGMENT_ROUNDING, _LIMIT_TOLERANCE * reserved_bytes):
         middle = round_up((low + high) // 2, SEGMENT_ROUNDING)
-        try:
-            _replay(trace, target, middle)
-        except OutOfMemory:
-            low = middle
-        else:
+        if _replays(trace, target, middle):
             high = middle
+        else:
+            low = middle
     return high
+
+
+def _replays(trace: Trace, target: Target, limit_bytes: int) -> bool:
+    try:
+        _replay(trace, target, limit_bytes)
+    except OutOfMemory:
+        return False
+    return True
