@@ -15,7 +15,9 @@ import torch
 
 from tuner.memory.rules import COMPILED, Journal
 
-NOTE = "the step is compiled: it was traced as written, which is no evidence for what the compiler makes of it"
+NOTE = (
+    "the step is compiled: it was traced as written, which is no evidence for what the compiler makes of it"
+)
 
 
 @contextlib.contextmanager

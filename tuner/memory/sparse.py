@@ -4,8 +4,9 @@ PyTorch's fakes of sparse operators come out without entries, or run the real ke
 full size. Those that sparse gradients meet (accumulation, `SGD`, `SparseAdam`) are answered here,
 with as many entries as there may be at most.
 
-Not seen: that coalescing joins equal indices (all are taken as distinct), compressed layouts,
-further operators on sparse tensors, what sparse kernels allocate inside themselves.
+Not seen: that coalescing joins equal indices (all are taken as distinct); the entries of a second
+micro-batch, added to a gradient in place; compressed layouts; further operators on sparse tensors;
+what sparse kernels allocate inside themselves.
 """
 
 from __future__ import annotations
