@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tuner.memory.prediction import estimate, predict
 from tuner.memory.target_rules import rules_for
 from tuner.memory.targets import resolve_target
 from tuner.memory.trace import trace_workload
-from tuner.records import Outcome, Prediction, Verdict
+from tuner.records import Outcome, Prediction, TrialResult, Verdict
 from tuner.search.learned import measured_from
 from tuner.units import GIB, MIB
 from tuner.workload import load_workload
@@ -57,9 +58,9 @@ def test_a_last_batch_of_one_is_an_error_of_data_never_of_memory(tmp_path: Path)
 
     None is out of memory or predicted not to fit, and what failed teaches the memory model nothing.
     """
-    outcomes = {}
     with LocalLauncher(tmp_path, LAST_BATCH) as launcher:
-        for batch_size in (8, 13, 16, 32, 64):
+
+        def launch(batch_size: int) -> TrialResult:
             request = Request(
                 workload=LAST_BATCH,
                 params={"batch_size": batch_size},
@@ -71,15 +72,17 @@ def test_a_last_batch_of_one_is_an_error_of_data_never_of_memory(tmp_path: Path)
                 example_steps=(3, 0),
             )
             folder = RunFolder.create(tmp_path / str(batch_size))
-            result = launcher.run(folder, request, timeout_seconds=None, should_stop=lambda: False)
-            prediction = predicted(batch_size)
-            learned = measured_from(prediction, result, context_bytes=300 * MIB, cap_bytes=2 * GIB)
-            outcomes[batch_size] = result.outcome
-            assert prediction.verdict is Verdict.LAUNCH
-            if result.outcome is Outcome.ERROR:
-                assert result.failure is not None
-                assert "more than 1 value per channel" in result.failure.reason
-                assert learned is None
+            return launcher.run(folder, request, timeout_seconds=None, should_stop=lambda: False)
 
-    assert outcomes.pop(13) is Outcome.COMPLETED
-    assert set(outcomes.values()) == {Outcome.ERROR}
+        sizes = (8, 13, 16, 32, 64)
+        with ThreadPoolExecutor(len(sizes)) as threads:
+            results = dict(zip(sizes, threads.map(launch, sizes), strict=True))
+
+    assert all(predicted(batch_size).verdict is Verdict.LAUNCH for batch_size in sizes)
+    assert results.pop(13).outcome is Outcome.COMPLETED
+    for batch_size, result in results.items():
+        assert result.outcome is Outcome.ERROR
+        assert result.failure is not None
+        assert "more than 1 value per channel" in result.failure.reason
+        learned = measured_from(predicted(batch_size), result, context_bytes=300 * MIB, cap_bytes=2 * GIB)
+        assert learned is None
