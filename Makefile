@@ -4,10 +4,10 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO := --budget 700MiB --trials 30 --seed 1
 
-.PHONY: help venv demo test check format bench docs browser clean
+.PHONY: help venv demo test check format bench bench-accuracy docs browser clean
 
 help:  ## Show what there is
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 venv: $(READY)  ## Set up .venv alone
 
@@ -40,6 +40,19 @@ format: $(READY)  ## Format and fix what can be fixed
 bench: $(READY)  ## Run the benchmarks
 	$(BIN)/python benchmarks/memory_accuracy.py --json artifacts/memory_accuracy.json
 
+ACCURACY := .venv-accuracy/bin
+REFERENCE ?= ../shared/reference
+
+bench-accuracy: .venv-accuracy/.ready  ## Score predictions against GPU figures measured by others
+	PYTHONPATH=. $(ACCURACY)/python benchmarks/memory_accuracy.py --reference $(REFERENCE) \
+	    --json artifacts/memory_accuracy_reference.json
+
+# A venv of its own: torchvision needs a CUDA build of PyTorch (5.5 GB).
+.venv-accuracy/.ready: Makefile
+	@$(PYTHON) -m venv .venv-accuracy
+	$(ACCURACY)/python -m pip install --quiet torch==2.14.1 torchvision==0.29.1 transformers==4.51.3
+	@touch $@
+
 docs: $(READY)  ## Write the generated parts of docs/
 	$(BIN)/python docs/generate.py
 
@@ -50,4 +63,4 @@ browser:  ## Install Chromium for the browser tests, where we may
 	echo "the browser tests need Chromium: install it, for example with: sudo apt-get install chromium" >&2
 
 clean:  ## Remove what the targets made
-	rm -rf .venv artifacts build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-accuracy artifacts build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

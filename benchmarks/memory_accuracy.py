@@ -1,7 +1,10 @@
 """How close traces come to real runs on the CPU's own allocator, and how long they take.
 
 Baseline: `torch.profiler`'s memory events over three real steps (every allocation of the CPU
-allocator). Run as: python benchmarks/memory_accuracy.py [--json FILE]
+allocator). With `--reference FOLDER`, GPU figures measured by others instead, beside the published
+predictions of other estimators for the same rows.
+
+Run as: python benchmarks/memory_accuracy.py [--reference FOLDER] [--json FILE]
 """
 
 from __future__ import annotations
@@ -45,9 +48,27 @@ def traced_peak(build: Build, probe: OperatorProbe) -> int:
 def main() -> None:
     """Print the table and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="write every row there")
+    parser.add_argument("--reference", type=Path, metavar="FOLDER", help="score the figures below it")
+    parser.add_argument("--mlp-rows", type=int, default=100, help="rows of mlp_a100.csv to take")
     arguments = parser.parse_args()
-    probe, rows = OperatorProbe(), []
+    if arguments.reference is not None:
+        from benchmarks.reference.report import report
+
+        _write(arguments.json, report(arguments.reference, mlp_rows=arguments.mlp_rows))
+        return
+    _write(arguments.json, {"rows": _zoo()})
+
+
+def _write(path: Path | None, found: dict[str, Any]) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"torch": torch.__version__, **found}, indent=2))
+
+
+def _zoo() -> list[dict[str, Any]]:
+    probe = OperatorProbe()
+    rows: list[dict[str, Any]] = []
     print(f"{'model':<26}{'real MiB':>10}{'traced MiB':>12}{'error %':>9}{'first s':>9}{'again s':>9}")
     for name, build in ZOO.items():
         row: dict[str, Any] = {"model": name, "real_bytes": real_peak(build)}
@@ -64,9 +85,7 @@ def main() -> None:
     errors = [abs(row["error"]) for row in rows]
     seconds = statistics.median(row["again_seconds"] for row in rows)
     print(f"median |error| {statistics.median(errors):.3%}, worst {max(errors):.3%}, {seconds:.2f} s a trace")
-    if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=2))
+    return rows
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes docs/cli.md, docs/database.md and docs/targets.md from commands, models and profiles: `make docs`.
+"""Writes docs/cli.md, database.md and targets.md, and a table of memory-model.md, from the code: `make docs`.
 
 With --check it writes nothing, and exits with 1 where a page is not what it would write.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from tuner.cli.main import group
+from tuner.memory.cuda_rules import CATALOGUE
 from tuner.memory.targets import Target, profile_names, resolve_target
 from tuner.memory.workspaces import cublas_workspace_bytes
 from tuner.store.schema import VIEWS, metadata
@@ -122,9 +123,26 @@ def _target_row(target: Target) -> str:
     )
 
 
+_BEGIN, _END = "<!-- rules: generated -->", "<!-- rules: end -->"
+
+
+def memory_model_page() -> Iterator[str]:
+    """Yield docs/memory-model.md with its table of CUDA rules renewed; the rest is written by hand."""
+    text = (DOCS / "memory-model.md").read_text(encoding="utf-8")
+    before, _, rest = text.partition(_BEGIN)
+    yield f"{before}{_BEGIN}\n\n| rule | what it changes | source | not seen |\n|---|---|---|---|"
+    yield from (f"| {' | '.join(rule)} |" for rule in CATALOGUE)
+    yield f"\n{_END}{rest.partition(_END)[2]}"
+
+
 def main() -> None:
     """Write the pages, or check them."""
-    pages = {"cli.md": cli_page, "database.md": database_page, "targets.md": targets_page}
+    pages = {
+        "cli.md": cli_page,
+        "database.md": database_page,
+        "targets.md": targets_page,
+        "memory-model.md": memory_model_page,
+    }
     stale = []
     for name, page in pages.items():
         text = "\n".join(page()).rstrip() + "\n"

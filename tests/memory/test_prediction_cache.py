@@ -17,6 +17,7 @@ from tuner.errors import WorkloadError
 from tuner.memory.prediction import Estimate, estimate
 from tuner.memory.prediction_cache import CHECK_EVERY, Fingerprint, PredictionCache
 from tuner.memory.predictor import Predictor
+from tuner.memory.target_rules import rules_for
 from tuner.memory.targets import resolve_target
 from tuner.memory.trace import trace_workload
 from tuner.stand_in import Range, check_memory_free, draw
@@ -268,7 +269,7 @@ def test_what_the_studies_name_as_memory_free_is(file: Path) -> None:
         asked = drawn.space[name]
         assert isinstance(asked, Range)
         found = [
-            estimate(trace_workload(workload, {**drawn.params, name: value}, device="cuda"), target)
+            estimate(trace_workload(workload, {**drawn.params, name: value}, rules_for(target)), target)
             for value in (asked.low, asked.high)
         ]
         assert found[0] == found[1]

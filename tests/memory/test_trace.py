@@ -282,3 +282,49 @@ def test_multi_tensor_optimizers_on_cuda_take_one_more_set_of_temporaries() -> N
         peak_of_trace(trace_build(build_with(foreach), CUDA), "cuda") for foreach in (None, False)
     )
     assert 4 * 8 * 2**20 * 0.6 < default - single < 4 * 8 * 2**20
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_gradient_that_somebody_holds_is_added_beside(held: bool) -> None:
+    """Baseline: the profiler. The engine adds in place only into what nobody else can see."""
+
+    def build(device: torch.device) -> Step:
+        layer = nn.Linear(256, 256, bias=False).requires_grad_(False)
+        leaf = torch.randn(4096, 256, requires_grad=True)
+        gradient = torch.randn(4096, 256)
+
+        def step() -> None:
+            leaf.grad = None
+            x = leaf * 1.0
+            y = x + layer(x)
+            if held:
+                y.backward(gradient)
+            else:
+                (y * 2.0).backward(gradient)
+
+        return step
+
+    assert peak_of_trace(trace_build(build, CPU)) == pytest.approx(real_peak(build), rel=0.001)
+
+
+def test_layers_dropped_by_a_random_number_are_taken_to_run() -> None:
+    """`torch.rand([]) < layerdrop`, as in OPT: skipping every layer would predict far too little."""
+
+    def build_with(layerdrop: float | None) -> Any:
+        def build(device: torch.device) -> Step:
+            layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(6))
+
+            def step() -> None:
+                x = torch.randn(1024, 256)
+                for layer in layers:
+                    if layerdrop is None or not torch.rand([]) < layerdrop:
+                        x = layer(x)
+                x.sum().backward()
+
+            return step
+
+        return build
+
+    dropping, plain = (trace_build(build_with(share), CPU) for share in (0.1, None))
+    assert peak_of_trace(dropping) == pytest.approx(peak_of_trace(plain), rel=0.001)
+    assert any("a random number drawn at test_trace.py" in note for note in dropping.notes)

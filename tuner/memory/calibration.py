@@ -52,7 +52,7 @@ _CPU = MixPrior(12 * MIB, 9 * MIB, 0.02, 0.02)
 # median 2 %, -16 to +13 %, for cuDNN's workspaces. Library modules that load late: 14 to 18 MiB.
 # A compiled step may take more or less than the eager one that was traced: no figures.
 _CUDA = {
-    PLAIN: MixPrior(0, 16 * MIB, 0.02, 0.03),
+    PLAIN: MixPrior(0, 16 * MIB, 0.02, 0.02),
     CONVOLUTIONS: MixPrior(0, 16 * MIB, 0.05, 0.05),
     COMPILED: MixPrior(0, 16 * MIB, 0.10, 0.10),
 }

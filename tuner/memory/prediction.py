@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from tuner.memory import rules
-from tuner.memory.allocator import ROUNDING, SEGMENT_ROUNDING, CachingAllocator, OutOfMemory, round_up
+from tuner.memory.allocator import ROUNDING, round_up
 from tuner.memory.calibration import COMPILED, CONVOLUTIONS, PLAIN, Calibration
+from tuner.memory.footprint import Footprint, cuda_footprint
 from tuner.memory.targets import Target
 from tuner.records import CATEGORIES, LargeTensor, PeakAt, Prediction, Record, Verdict
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 PRUNE_BELOW = 0.05  # P(fits) under which a configuration surely does not fit
 LAUNCH_ABOVE = 0.95  # P(fits) over which it surely fits
 _LARGEST = 10
-_COARSE_STEPS = 8  # between the allocated and the reserved peak
-_LIMIT_TOLERANCE = 0.005  # of the reserved bytes, in the search for the smallest limit
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Estimate(Record):
 
     Attributes:
         allocated_bytes: Peak of live blocks, or None when the step could not be traced.
-        reserved_bytes: Peak of segments (on a CPU: the same).
+        reserved_bytes: Peak of segments on the device, when nothing else limits it (on a CPU: the same).
         required_bytes: The smallest limit on reserved bytes under which the trace replays.
         categories: Live bytes at the peak by category.
         peak_at: Phase, step and module of the peak.
@@ -80,20 +79,19 @@ class Estimate(Record):
 
 def estimate(trace: Trace, target: Target, seconds: float = 0.0) -> Estimate:
     """Replay a trace on the target's allocator and describe its peak."""
-    allocated_bytes, live_at_peak, last = _peak_of_live(trace, target)
+    live_bytes, live_at_peak, last = _peak_of_live(trace, target)
     categories: Counter[str] = Counter()
     for block in live_at_peak:
         categories[block.category] += _size(block, target)
     if target.kind == "cuda":
-        reserved_bytes, allocated_bytes = _replay(trace, target, limit_bytes=None)
-        required_bytes = _smallest_limit(trace, target, allocated_bytes, reserved_bytes)
+        footprint = cuda_footprint([block.bytes for block in trace.blocks], trace.events, _room(target))
     else:
-        reserved_bytes = required_bytes = allocated_bytes
+        footprint = Footprint(live_bytes, live_bytes, live_bytes)
     largest = sorted(live_at_peak, key=lambda block: -block.bytes)[:_LARGEST]
     return Estimate(
-        allocated_bytes=allocated_bytes,
-        reserved_bytes=reserved_bytes,
-        required_bytes=required_bytes,
+        allocated_bytes=footprint.allocated_bytes,
+        reserved_bytes=footprint.reserved_bytes,
+        required_bytes=footprint.required_bytes,
         categories=dict(categories),
         peak_at=None if last is None else PeakAt(last.phase, last.step, last.module),
         largest=tuple(LargeTensor(b.bytes, b.category, b.module, b.operator) for b in largest),
@@ -202,6 +200,13 @@ def _not_seen(trace: Trace, target: Target) -> Iterator[str]:
         yield "not seen: cuDNN's workspaces of convolutions, which depend on the algorithm it chooses"
 
 
+def _room(target: Target) -> int | None:
+    """Return what the device has for the allocator, where it is known."""
+    if target.capacity_bytes is None or target.context_bytes is None:
+        return None
+    return target.capacity_bytes - target.context_bytes
+
+
 def _limits(target: Target) -> Iterator[str]:
     if target.kind == "cuda":
         yield f"context of {target.name}: {target.context_source}"
@@ -229,50 +234,3 @@ def _peak_of_live(trace: Trace, target: Target) -> tuple[int, list[Block], Block
         else:
             alive.discard(~event)
     return peak, [trace.blocks[index] for index in alive], trace.blocks[trace.events[at]]
-
-
-def _replay(trace: Trace, target: Target, limit_bytes: int | None) -> tuple[int, int]:
-    """Return (reserved, allocated) peaks of a trace on the caching allocator.
-
-    Raises:
-        OutOfMemory: The trace does not run under the limit.
-    """
-    allocator = CachingAllocator(limit_bytes)
-    held = {}
-    for event in trace.events:
-        if event >= 0:
-            held[event] = allocator.allocate(trace.blocks[event].bytes)
-        else:
-            allocator.free(held.pop(~event))
-    return allocator.peak_reserved_bytes, allocator.peak_allocated_bytes
-
-
-def _smallest_limit(trace: Trace, target: Target, allocated_bytes: int, reserved_bytes: int) -> int:
-    """Return the smallest limit on reserved bytes under which the trace still replays.
-
-    Not every larger one works too: with more room, segments may be cut so that a later request finds
-    no place. So limits are tried from below in coarse steps, and the first that works is refined.
-    """
-    low, high = round_up(allocated_bytes, SEGMENT_ROUNDING) - SEGMENT_ROUNDING, reserved_bytes
-    coarse = round_up((high - low) // _COARSE_STEPS, SEGMENT_ROUNDING)
-    limits = range(low + coarse, high, coarse) if coarse else ()
-    first = next((limit for limit in limits if _replays(trace, target, limit)), None)
-    if first is None:
-        low = limits[-1] if limits else low
-    else:
-        low, high = first - coarse, first
-    while high - low > max(SEGMENT_ROUNDING, _LIMIT_TOLERANCE * reserved_bytes):
-        middle = round_up((low + high) // 2, SEGMENT_ROUNDING)
-        if _replays(trace, target, middle):
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def _replays(trace: Trace, target: Target, limit_bytes: int) -> bool:
-    try:
-        _replay(trace, target, limit_bytes)
-    except OutOfMemory:
-        return False
-    return True

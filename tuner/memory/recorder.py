@@ -13,6 +13,7 @@ Two traps of tracing are mended here:
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections import Counter
@@ -21,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from tuner.errors import Untraceable
@@ -30,12 +31,14 @@ from tuner.memory.rules import KernelCall, KernelMemory, KernelModel
 from tuner.memory.sparse import parts_of, sparse_answer
 
 _aten = torch.ops.aten
+_device_of = torch.ops.prim.device.default
 _DATA_DEPENDENT = {
     _aten.nonzero.default: "a boolean mask or nonzero()",
     _aten.masked_select.default: "masked_select()",
     _aten._unique2.default: "unique()",
     _aten.repeat_interleave.Tensor: "repeat_interleave() with a tensor of counts",
 }
+_RANDOM_NUMBER = 0.99
 _LOOP_LIMIT = 10_000  # answers at one place before it must be a loop on a tensor's value
 # Nodes whose own formula adds; there an add is the formula's, not the engine's.
 _ADDING_NODES = ("Logsumexp", "Pow", "Std", "Var", "Norm", "Cumprod", "Prod", "Linalg", "WeightNorm", "Lerp")
@@ -88,10 +91,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._answers: Counter[str] = Counter()
         self._kernels = kernels
         self._kept: set[str] = set()
+        self._alone = _references_of_engine()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is _device_of and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # two calls in three ask for this; the long way costs 50 µs
         kwargs = kwargs or {}
         if func is _aten._local_scalar_dense.default:
             return self._neutral_answer(args[0])
@@ -99,14 +105,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise Untraceable(f"{_DATA_DEPENDENT[func]} makes a shape that depends on data{_user_place()}")
         node = torch._C._current_autograd_node()
         if func is _aten.add.Tensor and node is not None and not kwargs and _added_by_engine(node):
-            target = _gradient_to_add_into(args[0], args[1])
-            if target is not None:
-                _aten.add_.Tensor(target, args[1] if target is args[0] else args[0])
-                return target
-        out = sparse_answer(func, args, node)
+            gathered = args[0]
+            references = (gathered._use_count(), sys.getrefcount(gathered)) if _is_fake(gathered) else ()
+            if references and self._is_added_in_place(gathered, args[1], references):
+                _aten.add_.Tensor(gathered, args[1])
+                return gathered
+        out: Any = sparse_answer(func, args, node)
         if out is None:
             out = func(*args, **kwargs)
         self._see_call(func, args, kwargs, out, node)
+        if func is _aten.rand.default and out.numel() == 1 and _is_fake(out):
+            self._make_known(out)
         return out
 
     def _see_call(
@@ -137,6 +146,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for index in scratch:
             self.blocks[index].category = "workspace"
             self._free(index)
+
+    def _is_added_in_place(self, gathered: Any, arriving: Any, references: tuple[int, ...]) -> bool:
+        """Whether the engine would add an arriving gradient into the one it has gathered so far.
+
+        `can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp: nobody else holds the
+        gathered one, and its storage is dense. The arriving one is never added into.
+        """
+        if torch.is_grad_enabled() or gathered.shape != arriving.shape:
+            return False
+        if any(count > alone for count, alone in zip(references, self._alone, strict=True)):
+            return False
+        if torch._C._storage_Use_Count(_storage_key(gathered)) > _UNIQUE_STORAGE_COUNT:
+            return False
+        return bool(gathered.untyped_storage().nbytes() == gathered.numel() * gathered.element_size())
 
     def see_existing(self, tensors: Iterator[torch.Tensor], category: str) -> None:
         """Count tensors that exist already, such as parameters made outside the mode."""
@@ -222,10 +245,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             block.category = "temporaries"  # gone before backward began: nothing saved it
         self.events.append(~index)
 
+    def _make_known(self, scalar: FakeTensor) -> None:
+        """Give a random number a value near its upper end, as if no layer were dropped.
+
+        `torch.rand([]) < layerdrop` decides whether a layer runs: a neutral answer to the comparison
+        would skip them all.
+        """
+        with _disable_current_modes():
+            scalar.constant = torch.full(scalar.shape, _RANDOM_NUMBER, dtype=scalar.dtype)
+        scalar.fake_mode.fake_tensor_converter.add_constant_storage_mapping(scalar)
+        self.notes[f"a random number drawn{_user_place()} was taken as {_RANDOM_NUMBER}"] = None
+
     def _neutral_answer(self, tensor: torch.Tensor) -> Any:
         constant = getattr(tensor, "constant", None)
         if constant is not None:
-            return constant.item()
+            with _disable_current_modes():
+                return constant.item()
         if not isinstance(tensor, FakeTensor):
             return _aten._local_scalar_dense.default(tensor)
         if self.phase in ("setup", "inputs"):
@@ -254,21 +289,28 @@ def _added_by_engine(node: Any) -> bool:
     return not node.name().startswith(_ADDING_NODES)
 
 
-def _gradient_to_add_into(first: Any, second: Any) -> torch.Tensor | None:
-    """Return the gradient that the engine would add into, or None where it adds out of place.
+def _is_fake(value: Any) -> bool:
+    return isinstance(value, FakeTensor)
 
-    `can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp: unique, dense storage.
-    """
-    if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
-        return None
-    if torch.is_grad_enabled() or first.shape != second.shape:
-        return None
-    for gradient in (first, second):
-        unique = torch._C._storage_Use_Count(_storage_key(gradient)) <= _UNIQUE_STORAGE_COUNT
-        dense = gradient.untyped_storage().nbytes() == gradient.numel() * gradient.element_size()
-        if unique and dense:
-            return gradient
-    return None
+
+@functools.cache
+def _references_of_engine() -> tuple[int, int]:
+    """Return how often a gradient is referenced, in C++ and Python, that only the engine holds."""
+    seen: list[tuple[int, int]] = []
+
+    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            if func is _aten.add.Tensor and torch._C._current_autograd_node() is not None:
+                gathered = args[0]  # one more name, as where the recorder counts
+                seen.append((gathered._use_count(), sys.getrefcount(gathered)))
+            return func(*args, **(kwargs or {}))
+
+    with FakeTensorMode(), Watch():  # type: ignore[no-untyped-call]
+        x = torch.empty(1, requires_grad=True) * 1
+        (x * 2 + x * 3).backward()  # type: ignore[no-untyped-call]
+    return seen[0]
 
 
 _TORCH_FOLDER = torch.__path__[0]

@@ -1,9 +1,10 @@
 """Where CUDA does otherwise than the CPU fakes that a step is traced on.
 
-Four kinds of rules, one module each or more: what is patched while tracing (`optimizers`,
-`autocast`), functions that CUDA runs in another way (`dropout`, `attention`,
-`recurrent`), and what kernels allocate inside themselves (`kernels`, `convolution`). `CATALOGUE`
-lists every rule with its effect, its source and its limits; `docs/memory-model.md` shows it.
+Four kinds of rules: what is patched while tracing (`optimizers`, `autocast`), functions that CUDA
+runs in another way (`dropout`, `attention`, `norms`, `recurrent`), what kernels allocate inside
+themselves (`kernels`), and what the tracer does on every target (the recorder, `compiled`).
+`CATALOGUE` lists every rule with its effect, its source and its limits; `docs/memory-model.md`
+shows it.
 """
 
 from __future__ import annotations

@@ -7,22 +7,24 @@
     cuDNN       preferred on 9.0 and 10.x with cuDNN > 9.15
     math        what is left: whole score matrices
 
-What the user switched off (`sdpa_kernel`, `torch.backends.cuda.enable_*_sdp`) is respected, and the
-backend assumed is noted. The chosen operator runs on the fakes; buffers inside its kernels are in
-`kernels.py`. Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (`can_use_*_attention`),
-transformers/attention.cpp (padding, masks, the math path).
+What the user switched off or put first (`sdpa_kernel`, `torch.backends.cuda.enable_*_sdp`) is
+respected (`attention_backends`), and the backend assumed is noted. The chosen operator runs on the
+fakes; buffers inside its kernels are in `kernels`. Source: padding, masks and the math path in
+aten/src/ATen/native/transformers/attention.cpp.
 
-Not seen: nested tensors, attention on more than one stream.
+Not seen: nested tensors, attention on more than one stream, cuDNN older than 9.15.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from tuner.memory.cuda_rules.attention_backends import Attention, choose_backend
+from tuner.memory.cuda_rules.casting import under_autocast, without_autocast
 from tuner.memory.cuda_rules.device import CudaDevice
 from tuner.memory.rules import Journal, Substitute
 
@@ -30,26 +32,6 @@ NAME = "attention backends"
 _aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
 _EFFICIENT_MASK_ALIGNMENT = 16  # elements; preprocess_mask pads a mask's last dimension to it
-
-
-@dataclass(frozen=True)
-class Attention:
-    """The arguments of one call; query [N, …, H, L, E], key and value [N, …, H, S, E]."""
-
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    attn_mask: torch.Tensor | None = None
-    dropout_p: float = 0.0
-    is_causal: bool = False
-    scale: float | None = None
-    enable_gqa: bool = False
-
-    @property
-    def needs_gradient(self) -> bool:
-        """Whether a backward pass may follow."""
-        tensors = (self.query, self.key, self.value)
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def attention_substitutes(device: CudaDevice) -> dict[Any, Substitute]:
@@ -62,80 +44,16 @@ def attention_substitutes(device: CudaDevice) -> dict[Any, Substitute]:
         backend = choose_backend(call, device)
         journal.rules.setdefault(NAME)
         journal.notes[f"attention runs on PyTorch's {backend} backend"] = None
-        return _RUN[backend](call)
+        with without_autocast():
+            return _RUN[backend](call)
 
     return {torch.nn.functional.scaled_dot_product_attention: attend}
 
 
-def choose_backend(call: Attention, device: CudaDevice) -> str:
-    """Return `flash`, `efficient`, `cudnn` or `math`, as PyTorch chooses.
-
-    The order is PyTorch's: cuDNN comes first where it is preferred, else last and never reached.
-    """
-    order = [("flash", _flash_can), ("efficient", _efficient_can)]
-    if device.compute_capability[0] in (9, 10):
-        order.insert(0, ("cudnn", _cudnn_can))
-    for name, can in order:
-        if can(call, device.compute_capability):
-            return name
-    return "math"
-
-
-def _is_enabled(backend: str) -> bool:
-    return bool(getattr(torch.backends.cuda, f"{backend}_sdp_enabled")())
-
-
-def _flash_can(call: Attention, capability: tuple[int, int]) -> bool:
-    head = call.query.size(-1)
-    if not _is_enabled("flash") or call.attn_mask is not None or call.query.dim() != 4:
-        return False
-    if capability < (8, 0) or call.query.dtype not in _HALVES or head > 256:
-        return False
-    if not head == call.key.size(-1) == call.value.size(-1):
-        return False
-    small_shared_memory = (8, 6) <= capability <= (8, 9) or capability[0] == 12
-    if small_shared_memory and call.needs_gradient and head > 192 and (call.dropout_p > 0 or head <= 224):
-        return False
-    return not call.is_causal or call.query.size(-2) == call.key.size(-2)
-
-
-def _efficient_can(call: Attention, capability: tuple[int, int]) -> bool:
-    dtype = call.query.dtype
-    if not _is_enabled("mem_efficient") or call.query.dim() != 4:
-        return False
-    if dtype not in (torch.float16, torch.float32, *((torch.bfloat16,) if capability >= (8, 0) else ())):
-        return False
-    alignment = 4 if capability >= (8, 0) else 1
-    if capability >= (8, 0) or (capability >= (7, 0) and dtype in _HALVES):  # tensor cores
-        alignment = max(alignment, 16 // call.query.element_size())
-    query, key, value = call.query.size(-1), call.key.size(-1), call.value.size(-1)
-    return query == key and query % alignment == 0 and value % alignment == 0
-
-
-def _cudnn_can(call: Attention, capability: tuple[int, int]) -> bool:
-    if not _is_enabled("cudnn") or call.query.dim() != 4:
-        return False
-    if call.query.dtype not in _HALVES or (call.dropout_p * 16) % 1:
-        return False
-    heads = (call.query.size(-1), call.value.size(-1))
-    if any(head > 128 or head % 8 for head in heads) or call.key.size(-2) == 1:
-        return False
-    return not torch.are_deterministic_algorithms_enabled()
-
-
 def _under_autocast(call: Attention) -> Attention:
     """Cast as autocast does: the operator is on its lower-precision list."""
-    if not torch.is_autocast_enabled("cpu"):
-        return call
-    dtype = torch.get_autocast_dtype("cpu")
-
-    def cast(tensor: torch.Tensor | None) -> Any:
-        return tensor.to(dtype) if tensor is not None and tensor.dtype is torch.float32 else tensor
-
-    return Attention(
-        cast(call.query), cast(call.key), cast(call.value), cast(call.attn_mask),
-        call.dropout_p, call.is_causal, call.scale, call.enable_gqa,
-    )  # fmt: skip
+    query, key, value, mask = under_autocast((call.query, call.key, call.value, call.attn_mask))
+    return replace(call, query=query, key=key, value=value, attn_mask=mask)
 
 
 def _flash(call: Attention) -> torch.Tensor:
@@ -149,14 +67,13 @@ def _flash(call: Attention) -> torch.Tensor:
 
 
 def _efficient(call: Attention) -> torch.Tensor:
-    key, value = _repeated_heads(call)
     bias = _float_mask(call.attn_mask, call.query.dtype)
     if bias is not None:
-        bias = _padded(bias, _EFFICIENT_MASK_ALIGNMENT)[..., : key.size(-2)]
-        bias = bias.expand(*call.query.shape[:-1], key.size(-2))
+        bias = _aligned(bias).expand(*call.query.shape[:-1], call.key.size(-2))
     out: torch.Tensor = _aten._scaled_dot_product_efficient_attention(
-        call.query, key, value, bias, call.needs_gradient, call.dropout_p, call.is_causal, scale=call.scale
-    )[0]
+        call.query, call.key, call.value, bias, call.needs_gradient, call.dropout_p, call.is_causal,
+        scale=call.scale,
+    )[0]  # fmt: skip
     return out
 
 
@@ -170,12 +87,32 @@ def _cudnn(call: Attention) -> torch.Tensor:
 
 
 def _math(call: Attention) -> torch.Tensor:
+    """Run the composition; dropout is CUDA's, which the CPU's would be in the operator."""
     mask = _float_mask(call.attn_mask, call.query.dtype)
-    out: torch.Tensor = _aten._scaled_dot_product_attention_math(
-        call.query, call.key, call.value, mask, call.dropout_p, call.is_causal, scale=call.scale,
-        enable_gqa=call.enable_gqa,
-    )[0]  # fmt: skip
-    return out
+    if not 0 < call.dropout_p < 1:
+        out: torch.Tensor = _aten._scaled_dot_product_attention_math(
+            call.query, call.key, call.value, mask, call.dropout_p, call.is_causal, scale=call.scale,
+            enable_gqa=call.enable_gqa,
+        )[0]  # fmt: skip
+        return out
+    dtype = call.query.dtype
+    in_fp32 = dtype in _HALVES and not torch._C._get_math_sdp_allow_fp16_bf16_reduction()
+    query, key, value = (
+        tensor.float() if in_fp32 else tensor for tensor in (call.query, call.key, call.value)
+    )
+    root = (call.scale if call.scale is not None else query.size(-1) ** -0.5) ** 0.5
+    query = query * root
+    if call.is_causal:
+        lower = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
+        mask = _float_mask(lower, query.dtype)
+    if call.enable_gqa and query.size(-3) != key.size(-3):
+        key, value = (part.repeat_interleave(query.size(-3) // part.size(-3), -3) for part in (key, value))
+    weights = query @ (key.transpose(-2, -1) * root)
+    if mask is not None:
+        weights += mask
+    weights = torch._safe_softmax(weights, -1)
+    weights = torch.native_dropout(weights, call.dropout_p, train=True)[0]
+    return (weights @ value).to(dtype)
 
 
 _RUN = {"flash": _flash, "efficient": _efficient, "cudnn": _cudnn, "math": _math}
@@ -186,15 +123,17 @@ def _padded(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 
+def _aligned(mask: torch.Tensor) -> torch.Tensor:
+    """Pad a mask's rows in memory unless its strides are aligned, as `preprocess_mask` does."""
+    if all(stride % _EFFICIENT_MASK_ALIGNMENT == 0 for stride in mask.stride()[:-1]):
+        return mask
+    size = mask.size(-1)
+    missing = _EFFICIENT_MASK_ALIGNMENT - size % _EFFICIENT_MASK_ALIGNMENT
+    return torch.nn.functional.pad(mask, (0, missing))[..., :size]
+
+
 def _float_mask(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     """Return a mask that is added to the scores; a boolean one is converted, a new tensor."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
     return torch.where(mask, torch.zeros((), dtype=dtype), torch.full((), float("-inf"), dtype=dtype))
-
-
-def _repeated_heads(call: Attention) -> tuple[torch.Tensor, torch.Tensor]:
-    if not call.enable_gqa or call.query.size(-3) == call.key.size(-3):
-        return call.key, call.value
-    repeats = call.query.size(-3) // call.key.size(-3)
-    return call.key.repeat_interleave(repeats, -3), call.value.repeat_interleave(repeats, -3)

@@ -5,7 +5,9 @@ runs `exp`, `softmax`, `layer_norm`, losses, `sum`, `pow` and others in fp32, wh
 and leaves alone what only the CPU casts. So a context for `cuda` becomes one for the CPU, whose
 kernels at the dispatch key `AutocastCPU` are replaced by CUDA's policies while tracing. Casts to
 the lower type of what both devices list, and the cache of low-precision weights that lives until
-the outermost context ends, are PyTorch's own.
+the outermost context ends, are PyTorch's own; what CUDA alone lists has a cache of the same rules.
+
+Not seen: that CUDA refuses `binary_cross_entropy` under autocast; threads that the step starts.
 
 Source: the lists in aten/src/ATen/autocast_mode.h (`AT_FORALL_*`) and `CachedCast` there; softmax
 with `half_to_float` in aten/src/ATen/native/SoftMax.cpp.
@@ -20,14 +22,16 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tuner.memory.cuda_rules.casting import cast, is_eligible, without_autocast
 from tuner.memory.rules import Journal
 
 NAME = "CUDA autocast"
 _KEY = "AutocastCPU"
 
 # AT_FORALL_LOWER_PRECISION_FP, as far as the CPU does not list it already.
-_LOWER = ("prelu", "addmv", "addr", "mv", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell",
-          "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")  # fmt: skip
+_LOWER = ("_convolution", "convolution", "prelu", "addmv", "addr", "mv", "einsum", "chain_matmul",
+          "linalg_multi_dot", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell",
+          "rnn_tanh_cell", "rnn_relu_cell", "_scaled_dot_product_flash_attention")  # fmt: skip
 # AT_FORALL_FP32
 _FP32 = (
     "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt",
@@ -45,6 +49,8 @@ _FP32 = (
 _FP32_OUTPUT = ("prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum",
                 "linalg_vector_norm", "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum",
                 "sum.dim_IntList")  # fmt: skip
+# AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE: to the overload that takes the type
+_FP32_APPENDED = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
 # AT_FORALL_PROMOTE
 _PROMOTE = ("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put",
             "tensordot", "scatter_add")  # fmt: skip
@@ -66,26 +72,35 @@ def cuda_autocast(journal: Journal) -> Iterator[None]:
 def _patches(
     journal: Journal, stack: contextlib.ExitStack
 ) -> Iterator[contextlib.AbstractContextManager[None]]:
-    context = torch.amp.autocast_mode.autocast
-    original = context.__init__
+    context, modes = torch.amp.autocast_mode.autocast, torch.amp.autocast_mode
+    original, original_cast = context.__init__, modes._cast
 
     def init(self: Any, device_type: str, dtype: Any = None, *args: Any, **options: Any) -> None:
         if device_type == "cuda":
             if NAME not in journal.rules:
                 journal.rules.setdefault(NAME)
-                stack.enter_context(_cuda_cast_lists())
+                cache = _WeightCache()
+                stack.enter_context(cache.cleared_with_the_other())
+                stack.enter_context(_cuda_cast_lists(cache))
             device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
         original(self, device_type, dtype, *args, **options)
 
+    def cast_inputs(value: Any, device_type: str, dtype: Any) -> Any:  # of `custom_fwd`
+        return original_cast(value, "cpu" if device_type == "cuda" else device_type, dtype)
+
     yield _set(context, "__init__", init)
+    yield _set(modes, "_cast", cast_inputs)
     yield _set(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     for name in ("is_autocast_enabled", "get_autocast_dtype"):
         yield _set(torch, name, _asking_the_cpu(getattr(torch, name)))
+    yield _set(torch, "get_autocast_gpu_dtype", lambda: torch.get_autocast_dtype("cuda"))
 
 
 def _asking_the_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    enabled = torch.is_autocast_enabled
+
     def asked(device_type: str = "cuda") -> Any:
-        active = function is not torch.get_autocast_dtype or torch.is_autocast_enabled("cpu")
+        active = function is enabled or enabled("cpu")
         return function("cpu" if device_type == "cuda" and active else device_type)
 
     return asked
@@ -102,13 +117,14 @@ def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _cuda_cast_lists() -> Iterator[None]:
+def _cuda_cast_lists(cache: _WeightCache) -> Iterator[None]:
     library: Any = _new_library()
     policies = {
         **dict.fromkeys(_only_on_the_cpu(), torch.library.fallthrough_kernel),
-        **{name: _lower_precision(_overload(name)) for name in _LOWER},
+        **{name: _lower_precision(_overload(name), cache) for name in _LOWER},
         **{name: _in_fp32(_overload(name)) for name in _FP32},
         **{name: _with_fp32_output(name) for name in _FP32_OUTPUT},
+        **{name: _with_fp32_appended(name, other) for name, other in _FP32_APPENDED.items()},
         **{name: _promoting(_overload(name)) for name in _PROMOTE},
     }
     try:
@@ -142,29 +158,57 @@ def _overload(name: str) -> Any:
 
 
 def _without_autocast(operator: Any, args: Any, kwargs: Any) -> Any:
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+    with without_autocast():
         return operator(*args, **kwargs)
 
 
-def _is_eligible(leaf: object) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.dtype is not torch.float64
+class _WeightCache:
+    """Low-precision copies of weights, for the operators that CUDA alone lists.
+
+    As `cached_cast` has it: fp32 leaves that need a gradient and are no views, until the outermost
+    context ends, which clears PyTorch's own cache too.
+    """
+
+    def __init__(self) -> None:
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def cast(self, values: Any, dtype: torch.dtype) -> Any:
+        return tree_map(lambda leaf: self._cast(leaf, dtype) if is_eligible(leaf) else leaf, values)
+
+    def _cast(self, leaf: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if leaf.dtype is dtype:
+            return leaf
+        kept = leaf.dtype is torch.float32 and leaf.is_leaf and leaf.requires_grad and not leaf._is_view()
+        if not kept or not torch.is_autocast_cache_enabled():
+            return leaf.to(dtype)
+        if id(leaf) not in self._copies:
+            self._copies[id(leaf)] = (leaf, leaf.to(dtype))
+        return self._copies[id(leaf)][1]
+
+    @contextlib.contextmanager
+    def cleared_with_the_other(self) -> Iterator[None]:
+        original = torch.clear_autocast_cache
+
+        def clear() -> None:
+            self._copies.clear()
+            original()
+
+        with _set(torch, "clear_autocast_cache", clear):
+            yield
+        self._copies.clear()
 
 
-def _cast(values: Any, dtype: torch.dtype) -> Any:
-    return tree_map(lambda leaf: leaf.to(dtype) if _is_eligible(leaf) else leaf, values)
-
-
-def _lower_precision(operator: Any) -> Callable[..., Any]:
+def _lower_precision(operator: Any, cache: _WeightCache) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype("cpu")
-        return _without_autocast(operator, _cast(args, dtype), _cast(kwargs, dtype))
+        return _without_autocast(operator, cache.cast(args, dtype), cache.cast(kwargs, dtype))
 
     return kernel
 
 
 def _in_fp32(operator: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        return _without_autocast(operator, _cast(args, torch.float32), _cast(kwargs, torch.float32))
+        return _without_autocast(operator, cast(args, torch.float32), cast(kwargs, torch.float32))
 
     return kernel
 
@@ -172,9 +216,20 @@ def _in_fp32(operator: Any) -> Callable[..., Any]:
 def _promoting(operator: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         widest = torch.get_autocast_dtype("cpu")
-        if any(_is_eligible(leaf) and leaf.dtype is torch.float32 for leaf in tree_leaves((args, kwargs))):
+        if any(is_eligible(leaf) and leaf.dtype is torch.float32 for leaf in tree_leaves((args, kwargs))):
             widest = torch.float32
-        return _without_autocast(operator, _cast(args, widest), _cast(kwargs, widest))
+        return _without_autocast(operator, cast(args, widest), cast(kwargs, widest))
+
+    return kernel
+
+
+def _with_fp32_appended(name: str, other: str) -> Callable[..., Any]:
+    arguments, operator = _overload(name)._schema.arguments, _overload(other)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        rest = [kwargs.get(given.name, given.default_value) for given in arguments[len(args) :]]
+        dtype = torch.float32 if is_eligible(args[0]) else args[0].dtype
+        return _without_autocast(operator, (*args, *rest), {"dtype": dtype})
 
     return kernel
 
@@ -185,7 +240,7 @@ def _with_fp32_output(name: str) -> Callable[..., Any]:
     place = names.index("dtype")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if not _is_eligible(args[0]) or (args[place : place + 1] or [kwargs.get("dtype")])[0] is not None:
+        if not is_eligible(args[0]) or (args[place : place + 1] or [kwargs.get("dtype")])[0] is not None:
             return _without_autocast(operator, args, kwargs)
         if args[0].dtype is torch.float16 and name in _HALF_TO_FLOAT:
             return _without_autocast(_HALF_TO_FLOAT[name], (args[0], args[1], True), {})

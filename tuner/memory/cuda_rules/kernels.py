@@ -106,11 +106,12 @@ def _layer_norm(call: KernelCall, device: CudaDevice) -> KernelMemory | None:
 def _flash_backward(call: KernelCall, device: CudaDevice) -> KernelMemory:
     """An fp32 accumulator of the query's gradient, and a sum per row (flash_attn/flash_api.cpp).
 
-    Rows are rounded up to 128, the head size to 32.
+    Rows are rounded up to 128, the head size to 32, above 192 to 256. With deterministic algorithms
+    there are more accumulators: not seen.
     """
     query, key = call.arguments[1:3]
     batch, heads, rows, head = query.shape
-    rows, head = -(-rows // 128) * 128, -(-head // 32) * 32
+    rows, head = -(-rows // 128) * 128, -(-head // 32) * 32 if head <= 192 else 256
     scratch = [batch * heads * rows * _FLOAT, batch * heads * rows * head * _FLOAT]
     if key.size(1) != heads:  # grouped heads: gradients of every query head, summed afterwards
         scratch += [batch * heads * key.size(2) * head * query.element_size()] * 2
@@ -128,6 +129,8 @@ def _efficient_backward(call: KernelCall, device: CudaDevice) -> KernelMemory:
     scratch = [batch * heads * rows * _FLOAT, batch * heads * rows * head * _FLOAT]
     if query.dtype in _HALVES and head > 128:
         scratch += [key.numel() * _FLOAT, value.numel() * _FLOAT]
+    if key.size(1) != heads:  # as for flash attention
+        scratch += [_bytes(part) // part.size(1) * heads for part in (key, value)]
     return KernelMemory(tuple(scratch), rule="attention backends")
 
 

@@ -23,8 +23,10 @@ def cuda_optimizers(journal: Journal) -> Iterator[None]:
     """Let optimizers that choose for themselves choose as on CUDA."""
 
     def multi_tensor(params: Any, differentiable: bool, use_fused: bool = False) -> tuple[bool, bool]:  # noqa: FBT001, FBT002
+        if differentiable or use_fused:
+            return use_fused and not differentiable, False
         journal.rules.setdefault(NAME)
-        return use_fused and not differentiable, not (use_fused or differentiable)
+        return False, True
 
     with contextlib.ExitStack() as stack:
         for name, answer in (

@@ -4,7 +4,8 @@ One call runs all layers and directions: it returns output [T, B, D·H] and the 
 opaque reserve for backward, and gives the gradients of all weights as one buffer that the
 parameters' gradients are views of. The CPU runs other kernels, whose memory differs by gigabytes.
 
-Source: aten/src/ATen/native/cudnn/RNN.cpp (`_cudnn_rnn`, `_cudnn_rnn_backward`). cuDNN's own sizes
+Source: aten/src/ATen/native/cudnn/RNN.cpp (`_cudnn_rnn`, `_cudnn_rnn_backward`), the casts in
+aten/src/ATen/cudnn/AutocastRNN.cpp. cuDNN's own sizes
 are not public; the reserve is taken as every gate's activation and the cell states of every layer,
 direction and step, and the workspace as one layer's gates. See `RESERVE_UNITS`.
 """
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from tuner.memory.cuda_rules.casting import is_transformed, under_autocast
 from tuner.memory.rules import Journal, Substitute
 
 NAME = "cuDNN recurrent layers"
@@ -42,10 +44,11 @@ class _CudnnRnn(torch.autograd.Function):
         output = contiguous.new_empty((*contiguous.shape[:-1], directions * out_size))
         last = [torch.empty_like(state) for state in states]
         units = layers * directions * rows * hidden
-        contiguous.new_empty(GATES[kind] * rows * hidden)  # workspace
+        workspace = contiguous.new_empty(GATES[kind] * rows * hidden)
         saved = [steps, *states, *weights, output]
-        if layout["keeps"]:
+        if layout["training"]:
             saved.append(contiguous.new_empty(RESERVE_UNITS[kind] * units))
+        del workspace
         ctx.save_for_backward(*saved)
         ctx.kind, ctx.layout = kind, layout
         return output, *last
@@ -54,16 +57,23 @@ class _CudnnRnn(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         steps, *rest = ctx.saved_tensors
         layout = ctx.layout
+        if not layout["training"]:
+            raise RuntimeError("cudnn RNN backward can only be called in training mode")
         states, weights = rest[: layout["states"]], rest[layout["states"] : -2]
         rows = steps.numel() // steps.size(-1)
-        steps.new_empty(GATES[ctx.kind] * rows * layout["hidden"])  # workspace
-        of_states = [torch.empty_like(state) for state in states]
+        # Transposed batches are copied; the workspace is taken beside the gradients, twice.
+        copies = [tensor.contiguous() for tensor in (steps, gradients[0])]
         of_steps = torch.empty_like(steps, memory_format=torch.contiguous_format)
+        of_states = [torch.empty_like(state) for state in states]
+        workspace = steps.new_empty(GATES[ctx.kind] * rows * layout["hidden"])
+        del workspace
         flat = steps.new_zeros(sum(weight.numel() for weight in weights))
         of_weights = [
             part.view(weight.shape)
             for part, weight in zip(flat.split([w.numel() for w in weights]), weights, strict=True)
         ]
+        workspace = steps.new_empty(GATES[ctx.kind] * rows * layout["hidden"])
+        del workspace, copies
         return None, None, of_steps, *of_states, *of_weights
 
 
@@ -71,7 +81,8 @@ def _recurrent(kind: str) -> Substitute:
     def run(
         journal: Journal, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if kwargs or not torch.backends.cudnn.enabled or args[0].dtype is torch.float64:
+        off = not torch.backends.cudnn.enabled or args[0].dtype is torch.float64
+        if off or kwargs or is_transformed(args[0]):
             return function(*args, **kwargs)
         journal.rules.setdefault(NAME)
         journal.notes[
@@ -86,13 +97,15 @@ def _recurrent(kind: str) -> Substitute:
         states = tuple(state) if isinstance(state, (list, tuple)) else (state,)
         if batch_first:
             steps = steps.transpose(0, 1)
+        # Under autocast, all weights are copied into one low-precision buffer at each call.
+        steps, states, weights = under_autocast((steps, states, list(weights)))
         directions = 2 if bidirectional else 1
         layout = {
             "states": len(states),
             "layers": layers,
             "directions": directions,
             "hidden": weights[0].size(0) // GATES[kind],
-            "keeps": torch.is_grad_enabled() and training,
+            "training": training,
         }
         output, *last = _CudnnRnn.apply(kind, layout, steps, *states, *weights)  # type: ignore[no-untyped-call]
         return (output.transpose(0, 1) if batch_first else output, *last)

@@ -11,6 +11,7 @@ from tuner.memory.cuda_rules.autocast import cuda_autocast
 from tuner.memory.cuda_rules.device import CudaDevice
 from tuner.memory.cuda_rules.dropout import DROPOUT
 from tuner.memory.cuda_rules.kernels import CudaKernels
+from tuner.memory.cuda_rules.norms import RMS_NORM
 from tuner.memory.cuda_rules.optimizers import cuda_optimizers
 from tuner.memory.cuda_rules.recurrent import RECURRENT
 from tuner.memory.rules import Journal, Rules
@@ -27,6 +28,6 @@ def cuda_rules(device: CudaDevice) -> Rules:
     return Rules(
         device="cuda",
         kernels=CudaKernels(device),
-        substitutes={**DROPOUT, **RECURRENT, **attention_substitutes(device)},
+        substitutes={**DROPOUT, **RECURRENT, **RMS_NORM, **attention_substitutes(device)},
         patches=patches,
     )
