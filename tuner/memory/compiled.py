@@ -15,6 +15,10 @@ import torch
 
 from tuner.memory.rules import COMPILED, Journal
 
+NOTE = (
+    "the step is compiled: it was traced as written, which is no evidence for what the compiler makes of it"
+)
+
 
 @contextlib.contextmanager
 def compiled_runs_eagerly(journal: Journal) -> Iterator[None]:
@@ -26,6 +30,7 @@ def compiled_runs_eagerly(journal: Journal) -> Iterator[None]:
     def noticed(callback: Any) -> Any:
         if callable(callback):
             journal.rules.setdefault(COMPILED)
+            journal.notes[NOTE] = None
         return original(callback)
 
     eval_frame._callback_from_stance = noticed

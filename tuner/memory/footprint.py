@@ -19,6 +19,7 @@ from tuner.memory.allocator import (
     round_up,
 )
 
+_COARSE_STEPS = 8  # between the allocated and the reserved peak
 _TOLERANCE = 0.002  # of the reserved bytes, in the search for the smallest limit
 
 
@@ -98,16 +99,33 @@ def _smallest_limit(
     low_bytes: int,
     high_bytes: int,
 ) -> int:
-    """Return the smallest limit under which the trace replays, by bisection between two bounds."""
+    """Return the smallest limit under which the trace replays.
+
+    Not every larger one works too: with more room, segments may be cut so that a later request finds
+    no place (case D07). So limits are tried from below in coarse steps, and the first that works is
+    refined by bisection.
+    """
+
+    def replays(limit_bytes: int) -> bool:
+        try:
+            _replayed(sizes, events, settings, limit_bytes=limit_bytes)
+        except OutOfMemory:
+            return False
+        return True
+
     low_bytes = round_up(low_bytes, SEGMENT_ROUNDING) - SEGMENT_ROUNDING
+    coarse_bytes = round_up((high_bytes - low_bytes) // _COARSE_STEPS, SEGMENT_ROUNDING)
+    for limit_bytes in range(low_bytes + coarse_bytes, high_bytes, coarse_bytes):
+        if replays(limit_bytes):
+            high_bytes = limit_bytes
+            break
+        low_bytes = limit_bytes
     while high_bytes - low_bytes > max(SEGMENT_ROUNDING, _TOLERANCE * high_bytes):
         middle_bytes = round_up((low_bytes + high_bytes) // 2, SEGMENT_ROUNDING)
         if middle_bytes >= high_bytes:
             break
-        try:
-            _replayed(sizes, events, settings, limit_bytes=middle_bytes)
-        except OutOfMemory:
-            low_bytes = middle_bytes
-        else:
+        if replays(middle_bytes):
             high_bytes = middle_bytes
+        else:
+            low_bytes = middle_bytes
     return high_bytes

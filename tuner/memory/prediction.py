@@ -96,7 +96,7 @@ def estimate(trace: Trace, target: Target, seconds: float = 0.0) -> Estimate:
         peak_at=None if last is None else PeakAt(last.phase, last.step, last.module),
         largest=tuple(LargeTensor(b.bytes, b.category, b.module, b.operator) for b in largest),
         growth_bytes=trace.growth_bytes,
-        notes=trace.notes,
+        notes=(*trace.notes, *_not_seen(trace, target)),
         rules=trace.rules,
         seconds=seconds,
         mix=_mix(trace),
@@ -188,7 +188,16 @@ def verdict_of(fits_probability: float | None) -> Verdict | None:
 def _mix(trace: Trace) -> str:
     if rules.COMPILED in trace.rules:
         return COMPILED
-    return CONVOLUTIONS if any("aten.convolution" in block.operator for block in trace.blocks) else PLAIN
+    return CONVOLUTIONS if _has_convolutions(trace) else PLAIN
+
+
+def _has_convolutions(trace: Trace) -> bool:
+    return any("aten.convolution" in block.operator for block in trace.blocks)
+
+
+def _not_seen(trace: Trace, target: Target) -> Iterator[str]:
+    if target.kind == "cuda" and _has_convolutions(trace):
+        yield "not seen: cuDNN's workspaces of convolutions, which depend on the algorithm it chooses"
 
 
 def _room(target: Target) -> int | None:

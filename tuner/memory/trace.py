@@ -24,8 +24,9 @@ from torch.utils._pytree import tree_leaves
 
 from tuner.errors import TunerError, Untraceable
 from tuner.memory.fakes import FakeWorld
-from tuner.memory.recorder import Block, NeedsRealValues, Recorder
+from tuner.memory.recorder import Block, Recorder
 from tuner.memory.rules import Rules
+from tuner.memory.values import NeedsRealValues, is_user_file
 from tuner.steps import (
     EVAL_STEPS,
     TRAIN_STEPS,
@@ -305,12 +306,10 @@ def _reason_of(error: Exception) -> str:
 
 def _place_of(error: BaseException) -> str:
     """Return ` at file.py:line` of the deepest frame of user code in a traceback."""
-    from tuner.memory.recorder import _OWN_FOLDER, _TORCH_FOLDER
-
     place, traceback = "", error.__traceback__
     while traceback is not None:
         name = traceback.tb_frame.f_code.co_filename
-        if not name.startswith((_TORCH_FOLDER, _OWN_FOLDER, "<")):
+        if is_user_file(name):
             place = f" at {name.rsplit('/', 1)[-1]}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
     return place

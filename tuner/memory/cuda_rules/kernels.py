@@ -57,6 +57,13 @@ def _softmax_backward(call: KernelCall, device: CudaDevice) -> KernelMemory:
     return KernelMemory((_bytes(gradient),), rule="softmax backward")
 
 
+def _safe_softmax(call: KernelCall, device: CudaDevice) -> KernelMemory:
+    """The math path marks masked scores, a byte each, to find rows without any (attention.cpp)."""
+    scores, dimension = call.arguments[:2]
+    rows = scores.numel() // max(1, scores.size(dimension))
+    return KernelMemory((scores.numel(), rows), rule="attention backends")
+
+
 _SMALL_EMBEDDING = 3072  # indices, up to which a kernel without scratch runs
 
 
@@ -147,6 +154,7 @@ _KERNELS: dict[Any, Kernel] = {
         _matrix_product,
     ),
     _aten._softmax_backward_data.default: _softmax_backward,
+    _aten._safe_softmax.default: _safe_softmax,
     _aten.embedding_dense_backward.default: _embedding_backward,
     _aten.index_put.default: _index_put,
     _aten.index_put_.default: _index_put,

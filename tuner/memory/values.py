@@ -1,0 +1,104 @@
+"""What code gets that asks a fake tensor for its value.
+
+A fake has none. In a step the answer is neutral (1, or what a constant really is), noted with its
+place; in `setup` it is refused, since the value may shape the model: a neutral answer there would
+predict another one, silently.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tuner.errors import Untraceable
+
+_LOOP_LIMIT = 10_000  # answers at one place before it must be a loop on a tensor's value
+_RANDOM_NUMBER = 0.99
+_TORCH_FOLDER = torch.__path__[0]
+_OWN_FOLDER = str(Path(__file__).parents[1])
+
+
+class NeedsRealValues(Untraceable):
+    """`setup` asked for the value of a tensor: it must run on real tensors."""
+
+
+class Values:
+    """Answers for the values of fakes.
+
+    Args:
+        notes: Where the assumptions made go, a sentence each.
+    """
+
+    def __init__(self, notes: dict[str, None]) -> None:
+        self._notes = notes
+        self._answers: Counter[str] = Counter()
+
+    def of(self, tensor: torch.Tensor, *, in_step: bool) -> Any:
+        """Return the value of a tensor with one element, as `.item()` does.
+
+        Raises:
+            NeedsRealValues: It is asked for outside a step.
+            Untraceable: It is asked for so often at one place that a loop must depend on it.
+        """
+        constant = getattr(tensor, "constant", None)
+        if constant is not None:
+            with _disable_current_modes():
+                return constant.item()
+        if not isinstance(tensor, FakeTensor):
+            return torch.ops.aten._local_scalar_dense.default(tensor)
+        place = user_place()
+        if not in_step:
+            raise NeedsRealValues(f"the value of a tensor is needed{place}")
+        if place:  # an optimizer reads one step counter per parameter: no limit for those
+            self._answers[place] += 1
+            if self._answers[place] > _LOOP_LIMIT:
+                raise Untraceable(f"a loop depends on the value of a tensor{place}")
+            self._notes[f"the value of a tensor read{place} was taken as 1"] = None
+        neutral = 0 if _called_by("grad_scaler.py") else 1
+        if tensor.dtype is torch.bool:
+            return bool(neutral)
+        return float(neutral) if tensor.dtype.is_floating_point else neutral
+
+    def settle_random(self, scalar: FakeTensor) -> None:
+        """Give a random number a value near its upper end, as if no layer were dropped.
+
+        `torch.rand([]) < layerdrop` decides whether a layer runs: a neutral answer to the comparison
+        would skip them all.
+        """
+        with _disable_current_modes():
+            scalar.constant = torch.full(scalar.shape, _RANDOM_NUMBER, dtype=scalar.dtype)
+        scalar.fake_mode.fake_tensor_converter.add_constant_storage_mapping(scalar)
+        self._notes[f"a random number drawn{user_place()} was taken as {_RANDOM_NUMBER}"] = None
+
+
+def is_user_file(name: str) -> bool:
+    """Whether a file is neither PyTorch's nor of this package."""
+    return not name.startswith((_TORCH_FOLDER, _OWN_FOLDER, "<"))
+
+
+def user_place() -> str:
+    """Return ` at file.py:line` of the innermost frame outside PyTorch and this package."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if is_user_file(name):
+            return f" at {name.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        if name.startswith(_TORCH_FOLDER + "/optim"):
+            return ""
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def _called_by(file_name: str) -> bool:
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(file_name):
+            return True
+        frame = frame.f_back
+    return False
