@@ -39,6 +39,7 @@ format: $(READY)  ## Format and fix what can be fixed
 
 bench: $(READY)  ## Run the benchmarks
 	$(BIN)/python benchmarks/memory_accuracy.py --json artifacts/memory_accuracy.json
+	$(BIN)/python benchmarks/prediction_speed.py --json artifacts/prediction_speed.json
 
 ACCURACY := .venv-accuracy/bin
 REFERENCE ?= ../shared/reference

@@ -392,3 +392,13 @@ def test_layers_dropped_by_a_random_number_are_taken_to_run() -> None:
     dropping, plain = (trace_build(build_with(share), CPU) for share in (0.1, None))
     assert peak_of_trace(dropping) == pytest.approx(peak_of_trace(plain), rel=0.001)
     assert any("a random number drawn at test_trace.py" in note for note in dropping.notes)
+
+
+def test_a_gradient_that_blas_cannot_read_is_copied() -> None:
+    """Baseline: the profiler. The sum of a layer's output sends back one number, expanded."""
+
+    def build(device: torch.device) -> Step:
+        layers = nn.Sequential(*(nn.Linear(512, 512) for _ in range(2)))
+        return lambda: layers(torch.randn(8192, 512)).sum().backward()
+
+    assert peak_of_trace(trace_build(build, CPU)) == pytest.approx(real_peak(build), rel=0.001)

@@ -115,19 +115,22 @@ def _explain(prediction: Prediction) -> None:
         click.echo(
             f"  {format_bytes(tensor.bytes):>11}  {tensor.category:<16} {operator:<28} {tensor.module}"
         )
-    click.echo("\nassumed")
+    if prediction.rules:
+        click.echo("\nrules applied (docs/memory-model.md)")
+        click.echo(click.wrap_text(", ".join(prediction.rules), 80, "  ", "  "))
+    click.echo("\nassumed, and not seen")
     for sentence in prediction.assumptions or ("nothing beyond the docs (docs/memory-model.md)",):
-        click.echo(f"  - {sentence}")
+        click.echo(click.wrap_text(sentence, 80, "  - ", "    "))
 
 
 def _print_changes(found: SingleChanges) -> None:
-    click.echo("\nwhat to change: any one of these fits the budget")
+    click.echo("\nwhat to change: any one of these surely fits the budget")
     for change in found.changes:
         _print_change(change)
     if not found.changes:
         click.echo("  no change of one parameter alone is enough")
     if found.not_enough:
-        click.echo("\nnot enough alone, at best")
+        click.echo("\nnot surely enough alone, at best")
         for change in found.not_enough:
             _print_change(change)
     if found.no_effect:
@@ -143,7 +146,9 @@ def _print_change(change: Change) -> None:
     required = change.prediction.required
     needs = format_bytes(None if required is None else required.expected)
     how = "" if change.share is None else f"{change.share:.0%} {_direction(change)}"
-    click.echo(f"  {change.param:<16} {f'{before} → {after}':<24} {how:<10} {needs:>11} required")
+    chance = change.prediction.fits_probability
+    fits = "" if chance is None else f"  fits {chance:.0%}"
+    click.echo(f"  {change.param:<16} {f'{before} → {after}':<22} {how:<9} {needs:>11}{fits}")
 
 
 def _direction(change: Change) -> str:

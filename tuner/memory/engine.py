@@ -50,9 +50,9 @@ def _is_added_in_place(args: tuple[Any, ...]) -> bool:
     `can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp: nobody else holds the gathered
     one, and its storage is dense. The arriving one is never added into.
     """
-    gathered: Any = args[0]
-    if not (isinstance(gathered, FakeTensor) and isinstance(args[1], torch.Tensor)):
+    if not (isinstance(args[0], FakeTensor) and isinstance(args[1], torch.Tensor)):
         return False
+    gathered: Any = args[0]
     references = (gathered._use_count(), sys.getrefcount(gathered))
     if torch.is_grad_enabled() or gathered.shape != args[1].shape:
         return False
@@ -60,7 +60,8 @@ def _is_added_in_place(args: tuple[Any, ...]) -> bool:
         return False
     if torch._C._storage_Use_Count(storage_key(gathered)) > _UNIQUE_STORAGE_COUNT:
         return False
-    return bool(gathered.untyped_storage().nbytes() == gathered.numel() * gathered.element_size())
+    dense: bool = gathered.untyped_storage().nbytes() == gathered.numel() * gathered.element_size()
+    return dense
 
 
 @functools.cache

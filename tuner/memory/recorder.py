@@ -10,7 +10,7 @@ asks a tensor for its value (`values.py`).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,20 +128,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.blocks[index].category = "workspace"
             self._free(index)
 
-    def see_existing(self, tensors: Iterator[torch.Tensor], category: str) -> None:
-        """Count tensors that exist already, such as parameters made outside the mode."""
-        for tensor in tensors:
+    def see_existing(self, named: Iterable[tuple[str, torch.Tensor]], category: str) -> None:
+        """Count tensors that exist already, such as parameters, and name them."""
+        for name, tensor in named:
             self._see(tensor, None, "existing")
-            self.settle(tensor, category)
+            self.settle(tensor, category, name)
 
-    def settle(self, tensor: torch.Tensor | None, category: str) -> None:
-        """Name what a live tensor is."""
+    def settle(self, tensor: torch.Tensor | None, category: str, name: str = "") -> None:
+        """Say what a live tensor is, and whose: the name of a parameter."""
         if tensor is None:
             return
         for part in parts_of(tensor):
             index = self.live.get(storage_key(part))
             if index is not None:
                 self.blocks[index].category = category
+                self.blocks[index].module = name or self.blocks[index].module
+
+    def name_of(self, tensor: torch.Tensor) -> str:
+        """Return the name that a live tensor was settled with, or nothing."""
+        index = self.live.get(storage_key(tensor))
+        return "" if index is None else self.blocks[index].module
 
     def forget(self) -> None:
         """Drop everything recorded so far."""

@@ -160,10 +160,10 @@ def _setup(
         state = world.to_fake(real)
         recorder.notes["setup was run on real CPU tensors, since it reads the values of tensors"] = None
     for module in modules_in(held_by(state)):
-        recorder.see_existing(iter(module.parameters()), "parameters")
-        recorder.see_existing(iter(module.buffers()), "buffers")
+        recorder.see_existing(module.named_parameters(), "parameters")
+        recorder.see_existing(module.named_buffers(), "buffers")
     for optimizer in optimizers_in(held_by(state)):
-        recorder.see_existing(_state_tensors(optimizer), "optimizer_state")
+        recorder.see_existing((("", tensor) for tensor in _state_tensors(optimizer)), "optimizer_state")
     return state
 
 
@@ -229,17 +229,19 @@ def _evaluate(recorder: Recorder, batches: list[Any], step: Callable[[Any], Any]
 
 
 def _settle(recorder: Recorder, state: Any) -> None:
-    """Give gradients and optimizer state their category."""
+    """Give gradients and optimizer state their category, and the name of their parameter."""
     for module in modules_in(state):
-        for parameter in module.parameters():
-            recorder.settle(parameter.grad, "gradients")
+        for name, parameter in module.named_parameters():
+            recorder.settle(parameter.grad, "gradients", name)
     for optimizer in optimizers_in(state):
         _settle_optimizer(recorder, optimizer)
 
 
 def _settle_optimizer(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
-    for tensor in _state_tensors(optimizer):
-        recorder.settle(tensor, "optimizer_state")
+    for parameter, values in optimizer.state.items():
+        for leaf in tree_leaves(values):
+            if isinstance(leaf, torch.Tensor):
+                recorder.settle(leaf, "optimizer_state", recorder.name_of(parameter))
     for group in optimizer.param_groups:
         if not (group.get("capturable") or group.get("fused")):
             for parameter in group["params"]:

@@ -111,6 +111,13 @@ CATALOGUE = (
         "The sort's own scratch; values that must be expanded.",
     ),
     Rule(
+        "matrix copies",
+        "A matrix that BLAS cannot read as it lies (an expanded gradient, every second column) is copied for "
+        "the time of the product, on a CPU as well.",
+        "`prepare_matrix_for_cublas` in aten/src/ATen/native/cuda/Blas.cpp; measured: the CPU's profiler",
+        "Batched products on a CPU.",
+    ),
+    Rule(
         "layer norm statistics",
         "Mean and deviation are fp32 where the input is half.",
         "aten/src/ATen/native/cuda/layer_norm_kernel.cu; measured: modules.csv",

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from tuner.memory.cuda_rules.device import CudaDevice
+from tuner.memory.matrices import BATCHED_PRODUCTS, PRODUCTS, copied_bytes
+from tuner.memory.matrices import RULE as MATRIX_COPIES
 from tuner.memory.rules import KernelCall, KernelMemory
 
 _aten = torch.ops.aten
@@ -40,15 +42,15 @@ def _matrix_product(call: KernelCall, device: CudaDevice) -> KernelMemory | None
     product (`addmm` with one dimension) goes through cuBLASLt, which takes a workspace meanwhile:
     ATen/native/cuda/Blas.cpp.
     """
-    if not device.cublas_workspace_bytes:
-        return None
     thread = "backward" if call.in_backward else "forward"
+    kept = ((f"cublas {thread}", device.cublas_workspace_bytes),) if device.cublas_workspace_bytes else ()
+    copies = copied_bytes(call, _PRODUCTS)
     fused = call.operator is _aten.addmm.default and call.arguments[0].dim() == 1
-    return KernelMemory(
-        scratch_bytes=(device.cublaslt_workspace_bytes,) if fused and device.cublaslt_workspace_bytes else (),
-        kept_bytes=((f"cublas {thread}", device.cublas_workspace_bytes),),
-        rule="cuBLAS workspaces",
-    )
+    fused_bytes = (device.cublaslt_workspace_bytes,) if fused and device.cublaslt_workspace_bytes else ()
+    if not (kept or copies or fused_bytes):
+        return None
+    rule = MATRIX_COPIES if copies else "cuBLAS workspaces"
+    return KernelMemory(scratch_bytes=copies + fused_bytes, kept_bytes=kept, rule=rule)
 
 
 def _softmax_backward(call: KernelCall, device: CudaDevice) -> KernelMemory:
@@ -138,21 +140,9 @@ def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+_PRODUCTS = {**PRODUCTS, **BATCHED_PRODUCTS}
 _KERNELS: dict[Any, Kernel] = {
-    **dict.fromkeys(
-        (
-            _aten.mm.default,
-            _aten.addmm.default,
-            _aten.bmm.default,
-            _aten.baddbmm.default,
-            _aten.addbmm.default,
-            _aten.mv.default,
-            _aten.addmv.default,
-            _aten.dot.default,
-            _aten._addmm_activation.default,
-        ),
-        _matrix_product,
-    ),
+    **dict.fromkeys((*_PRODUCTS, _aten.mv.default, _aten.addmv.default, _aten.dot.default), _matrix_product),
     _aten._softmax_backward_data.default: _softmax_backward,
     _aten._safe_softmax.default: _safe_softmax,
     _aten.embedding_dense_backward.default: _embedding_backward,
