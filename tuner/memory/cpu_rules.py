@@ -21,7 +21,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tuner.memory.compiled import compiled_runs_eagerly
 from tuner.memory.matrices import PRODUCTS, copied_bytes
-from tuner.memory.matrices import RULE as MATRIX_COPIES
 from tuner.memory.rules import KernelCall, KernelMemory, Rules
 from tuner.profiling import peak_of, profiled_peak
 from tuner.units import MIB
@@ -115,7 +114,7 @@ class OperatorProbe:
         operator, arguments, options = call.operator, call.arguments, call.options
         if operator in PRODUCTS:
             copies = copied_bytes(call, PRODUCTS)
-            return KernelMemory(copies, rule=MATRIX_COPIES) if copies else None
+            return KernelMemory(copies, rule="matrix copies") if copies else None
         batched = PROBED.get(operator)
         if batched is None or any(isinstance(value, torch.Tensor) for value in options.values()):
             return None

@@ -15,7 +15,6 @@ import torch
 
 from tuner.memory.rules import KernelCall
 
-RULE = "matrix copies"
 _aten = torch.ops.aten
 # Where the two matrices are among the arguments.
 PRODUCTS: dict[Any, tuple[int, int]] = {

@@ -13,7 +13,6 @@ import torch
 
 from tuner.memory.cuda_rules.device import CudaDevice
 from tuner.memory.matrices import BATCHED_PRODUCTS, PRODUCTS, copied_bytes
-from tuner.memory.matrices import RULE as MATRIX_COPIES
 from tuner.memory.rules import KernelCall, KernelMemory
 
 _aten = torch.ops.aten
@@ -47,10 +46,11 @@ def _matrix_product(call: KernelCall, device: CudaDevice) -> KernelMemory | None
     copies = copied_bytes(call, _PRODUCTS)
     fused = call.operator is _aten.addmm.default and call.arguments[0].dim() == 1
     fused_bytes = (device.cublaslt_workspace_bytes,) if fused and device.cublaslt_workspace_bytes else ()
-    if not (kept or copies or fused_bytes):
-        return None
-    rule = MATRIX_COPIES if copies else "cuBLAS workspaces"
-    return KernelMemory(scratch_bytes=copies + fused_bytes, kept_bytes=kept, rule=rule)
+    if copies:
+        return KernelMemory(scratch_bytes=copies + fused_bytes, kept_bytes=kept, rule="matrix copies")
+    if kept or fused_bytes:
+        return KernelMemory(scratch_bytes=fused_bytes, kept_bytes=kept, rule="cuBLAS workspaces")
+    return None
 
 
 def _softmax_backward(call: KernelCall, device: CudaDevice) -> KernelMemory:
