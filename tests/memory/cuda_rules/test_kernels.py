@@ -175,7 +175,7 @@ def test_no_workspace_where_the_environment_says_so(monkeypatch: pytest.MonkeyPa
     def kept() -> list[int]:
         rules = rules_for(resolve_target("a100-40gb"))
         trace = trace_build(lambda device: _linear(backward=True)(), rules, 2)
-        return [b.bytes for b in trace.blocks if b.category == "workspace"]
+        return [b.bytes for b in trace.blocks if b.category == "workspace" and b.bytes > 512]  # no copies
 
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     assert kept() == [8_519_680] * 2
