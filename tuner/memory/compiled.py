@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tuner.memory.patches import replaced
 from tuner.memory.rules import COMPILED, Journal
 
 NOTE = (
@@ -33,9 +34,5 @@ def compiled_runs_eagerly(journal: Journal) -> Iterator[None]:
             journal.notes[NOTE] = None
         return original(callback)
 
-    eval_frame._callback_from_stance = noticed
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    finally:
-        eval_frame._callback_from_stance = original
+    with replaced(eval_frame, "_callback_from_stance", noticed), torch.compiler.set_stance("force_eager"):
+        yield

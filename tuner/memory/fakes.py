@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import random
-import sys
 import types
 import warnings
 from collections.abc import Iterator, Mapping
@@ -26,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from tuner.memory.patches import replaced, restored_state
 from tuner.memory.rules import Journal, Substitute
 
 
@@ -62,20 +61,25 @@ class _CudaMeansCpu(TorchFunctionMode):
         if device is not None and _is_cuda(device):
             kwargs = {**kwargs, "device": torch.device("cpu")}
         if func is torch.Tensor.to:
-            args = tuple(torch.device("cpu") if _is_cuda(argument) else argument for argument in args)
+            args = (
+                args[0],
+                *(torch.device("cpu") if _is_cuda(argument) else argument for argument in args[1:]),
+            )
         return func(*args, **kwargs)
 
 
 def _is_cuda(device: object) -> bool:
     if isinstance(device, torch.device):
         return device.type == "cuda"
+    if isinstance(device, int) and not isinstance(device, bool):
+        return True  # a number names a GPU
     return isinstance(device, str) and (device == "cuda" or device.startswith("cuda:"))
 
 
 class FakeWorld:
     """The modes and patches under which user code is traced; a context manager.
 
-    On leaving, patches are undone and the random states of Python and PyTorch restored.
+    On leaving, patches are undone and random states and other state of the process restored.
 
     Args:
         substitutes: Functions that the target runs in another way.
@@ -91,7 +95,14 @@ class FakeWorld:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> FakeWorld:
-        self._stack.enter_context(_restored_random_state())
+        try:
+            return self._entered()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _entered(self) -> FakeWorld:
+        self._stack.enter_context(restored_state())
         self._stack.enter_context(self.mode)
         self._stack.enter_context(self._functions)
         self._stack.enter_context(_inside_functional(self._substitutes, self._journal))
@@ -99,6 +110,7 @@ class FakeWorld:
         self._stack.enter_context(_modules_convert_plainly())
         self._stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # fakes warn of data pointers that nobody will use
+        self._stack.enter_context(replaced(torch, "set_default_device", lambda device: None))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -132,8 +144,8 @@ class FakeWorld:
             return fakes[id(tensor)]
 
         with (
-            _replaced(torch.Tensor, "__deepcopy__", fake_of),
-            _replaced(torch.nn.Parameter, "__deepcopy__", fake_of),
+            replaced(torch.Tensor, "__deepcopy__", fake_of),
+            replaced(torch.nn.Parameter, "__deepcopy__", fake_of),
             _functions_copied_with_their_closures(),
         ):
             return copy.deepcopy(value)
@@ -150,27 +162,14 @@ class FakeWorld:
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
-@contextlib.contextmanager
 def _inside_functional(substitutes: Mapping[Any, Substitute], journal: Journal | None) -> Iterator[None]:
     """Put substitutes where PyTorch's own Python functions look: no mode is on inside these."""
     with contextlib.ExitStack() as stack:
         for function, substitute in substitutes.items():
             answer = _answering(function, substitute, journal)
             for owner in (torch.nn.functional, torch._VF):
-                if vars(owner).get(function.__name__) == function:
-                    stack.enter_context(_replaced(owner, function.__name__, answer))
-                elif getattr(owner, function.__name__, None) == function:
-                    setattr(owner, function.__name__, answer)
-                    stack.callback(delattr, owner, function.__name__)
+                if getattr(owner, function.__name__, None) == function:
+                    stack.enter_context(replaced(owner, function.__name__, answer))
         yield
 
 
@@ -217,27 +216,13 @@ def _copied_or_shared(value: Any, memo: dict[int, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _restored_random_state() -> Iterator[None]:
-    numpy_random = sys.modules.get("numpy.random")
-    python_state, torch_state = random.getstate(), torch.random.get_rng_state()
-    numpy_state = None if numpy_random is None else numpy_random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        torch.random.set_rng_state(torch_state)
-        if numpy_random is not None:
-            numpy_random.set_state(numpy_state)
-
-
-@contextlib.contextmanager
 def _modules_convert_plainly() -> Iterator[None]:
     """Let `module.to(...)` replace parameters: the usual way swaps them, which fakes refuse."""
 
     def apply(module: torch.nn.Module, convert: Any, recurse: bool = True) -> torch.nn.Module:  # noqa: FBT001, FBT002
         return _apply_plainly(module, convert, {})
 
-    with _replaced(torch.nn.Module, "_apply", apply):
+    with replaced(torch.nn.Module, "_apply", apply):
         yield
 
 
@@ -249,15 +234,21 @@ def _apply_plainly(module: torch.nn.Module, convert: Any, done: dict[int, Any]) 
             if id(parameter) not in done:
                 with torch.no_grad():
                     converted = convert(parameter)
-                kept = converted.dtype == parameter.dtype and converted.stride() == parameter.stride()
-                done[id(parameter)] = (
-                    parameter if kept else torch.nn.Parameter(converted, parameter.requires_grad)
-                )
+                done[id(parameter)] = _converted_in_place(parameter, converted)
             child._parameters[name] = done[id(parameter)]
         for name, buffer in child._buffers.items():
             if buffer is not None:
                 child._buffers[name] = convert(buffer)
     return module
+
+
+def _converted_in_place(parameter: torch.nn.Parameter, converted: torch.Tensor) -> torch.nn.Parameter:
+    """Return the same parameter, as PyTorch does, so that an optimizer made before still knows it."""
+    if converted.device != parameter.device:  # off the meta device
+        return torch.nn.Parameter(converted, parameter.requires_grad)
+    if converted.dtype != parameter.dtype or converted.stride() != parameter.stride():
+        parameter.data = converted
+    return parameter
 
 
 # Initialisers only fill memory that exists already; several of them (trunc_normal_) read values.
@@ -283,5 +274,5 @@ def _no_op_initialisers() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for name in _INITIALISERS:
-            stack.enter_context(_replaced(torch.nn.init, name, untouched))
+            stack.enter_context(replaced(torch.nn.init, name, untouched))
         yield

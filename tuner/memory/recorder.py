@@ -9,8 +9,9 @@ asks a tensor for its value (`values.py`).
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from tuner.errors import Untraceable
 from tuner.memory.engine import as_the_engine_runs, references_of_engine, storage_key
-from tuner.memory.rules import KernelCall, KernelMemory, KernelModel
+from tuner.memory.rules import HOST, KernelCall, KernelMemory, KernelModel
 from tuner.memory.sparse import parts_of, sparse_answer
 from tuner.memory.values import Values, user_place
 
@@ -58,9 +59,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             which calls it `forward` for all of a training step: backward is noticed here.
         notes: Assumptions made on the way, a sentence each.
         rules: Names of the rules that applied.
+        values: Answers code that asks a tensor for its value.
+        stepped: The optimizers that stepped, by id.
+
+    Args:
+        kernels: Knows what kernels allocate inside themselves, or None.
+        branch: The answer to a truth value that nobody knows.
     """
 
-    def __init__(self, kernels: KernelModel | None) -> None:
+    def __init__(self, kernels: KernelModel | None, *, branch: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.blocks: list[Block] = []
         self.events: list[int] = []
@@ -69,11 +76,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.step = 0
         self.notes: dict[str, None] = {}
         self.rules: dict[str, None] = {}
+        self.stepped: set[int] = set()
         self.module_names: dict[int, str] = {}
         self._module_stack: list[str] = []
         self._module_of_node: dict[int, str] = {}
         self._references: list[weakref.ref[Any]] = []  # a reference must live to call back
-        self._values = Values(self.notes)
+        self.values = Values(self.notes, branch=branch)
         self._kernels = kernels
         self._kept: set[str] = set()
         references_of_engine()  # not below this mode
@@ -85,19 +93,44 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].fake_device  # two calls in three ask for this; the long way costs 50 µs
         kwargs = kwargs or {}
         if func is _aten._local_scalar_dense.default:
-            return self._values.of(args[0], in_step=self.phase not in ("setup", "inputs"))
+            return self.values.of(args[0], in_step=self._in_step)
         if func in _DATA_DEPENDENT:
             raise Untraceable(f"{_DATA_DEPENDENT[func]} makes a shape that depends on data{user_place()}")
         node = torch._C._current_autograd_node()
         if not kwargs:
             func = as_the_engine_runs(func, args, node)
+        if self._in_step:
+            for tensor in _tensors_in(args):
+                self._meet(tensor)
         out: Any = sparse_answer(func, args, node)
         if out is None:
             out = func(*args, **kwargs)
         self._see_call(func, args, kwargs, out, node)
-        if func is _aten.rand.default and out.numel() == 1 and isinstance(out, FakeTensor):
-            self._values.settle_random(out)
+        self.values.settle(func, args, out)
+        if args and self._are_on_host(args):
+            for tensor in _tensors_in((out,)):
+                self.settle(tensor, HOST)
         return out
+
+    @property
+    def _in_step(self) -> bool:
+        return self.phase not in ("setup", "inputs")
+
+    def _meet(self, tensor: torch.Tensor) -> None:
+        """Count a tensor that comes from elsewhere (a cache of a module, a global) at its first use.
+
+        Raises:
+            Untraceable: It is a parameter made outside: its gradient would be a fake.
+        """
+        if tensor.layout is not torch.strided or storage_key(tensor) in self.live or tensor.numel() <= 1:
+            return
+        if isinstance(tensor, torch.nn.Parameter) and not isinstance(tensor, FakeTensor):
+            raise Untraceable(f"a parameter is used that was made outside setup{user_place()}")
+        self._see(tensor, None, "existing")
+
+    def _are_on_host(self, args: tuple[Any, ...]) -> bool:
+        met = [tensor for tensor in _tensors_in(args) if tensor.numel() > 1]
+        return bool(met) and all(map(self.is_on_host, met))
 
     def _see_call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, node: Any
@@ -144,6 +177,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.blocks[index].category = category
                 self.blocks[index].module = name or self.blocks[index].module
 
+    def is_on_host(self, tensor: torch.Tensor) -> bool:
+        """Whether a live tensor lies in host memory."""
+        index = self.live.get(storage_key(tensor)) if tensor.layout is torch.strided else None
+        return index is not None and self.blocks[index].category == HOST
+
     def name_of(self, tensor: torch.Tensor) -> str:
         """Return the name that a live tensor was settled with, or nothing."""
         index = self.live.get(storage_key(tensor))
@@ -170,9 +208,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._module_stack:
             self._module_stack.pop()
 
-    def pass_through_peak(self, size_bytes: int, operator: str) -> None:
-        """Count bytes that are allocated and released at once (kept eval outputs, say)."""
-        self._pass_through(size_bytes, None, operator)
+    @contextlib.contextmanager
+    def holding(self, size_bytes: int, operator: str) -> Iterator[None]:
+        """Count bytes that are held meanwhile (outputs kept of earlier steps, say)."""
+        if size_bytes <= 0:
+            yield
+            return
+        index = self._allocate(size_bytes, None, operator)
+        yield
+        self._free(index)
 
     def _see(self, out: Any, node: Any, operator: Any, size_bytes: int | None = None) -> None:
         for leaf in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
@@ -193,11 +237,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         return released
 
-    def _pass_through(self, size_bytes: int, node: Any, operator: Any) -> None:
-        index = self._allocate(size_bytes, node, operator)
-        self.blocks[index].category = "workspace"
-        self._free(index)
-
     def _allocate(self, size_bytes: int, node: Any, operator: Any) -> int:
         phase, module = self.phase, self._module_stack[-1] if self._module_stack else ""
         if phase == "forward" and node is not None:
@@ -217,6 +256,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if block.category == "activations" and self.phase == "forward" and not _in_backward():
             block.category = "temporaries"  # gone before backward began: nothing saved it
         self.events.append(~index)
+
+
+def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors_in(value)
 
 
 def _in_backward() -> bool:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+HOST = "host"  # the category of what a CUDA program keeps in host memory
 COMPILED = "torch.compile"  # the rule that says that an eager trace stands for a compiled step
 
 
@@ -66,6 +67,12 @@ class Journal(Protocol):
 
     rules: dict[str, None]
     notes: dict[str, None]
+
+    def settle(self, tensor: Any, category: str) -> None:
+        """Say what a live tensor is."""
+
+    def is_on_host(self, tensor: Any) -> bool:
+        """Whether a live tensor lies in host memory."""
 
 
 Substitute = Callable[[Journal, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]

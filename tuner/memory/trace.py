@@ -12,12 +12,18 @@ loader worker processes; those raise `Untraceable` with the reason.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import itertools
+import threading
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, UnsupportedOperatorException
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedOperatorException,
+)
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
@@ -25,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 from tuner.errors import TunerError, Untraceable
 from tuner.memory.fakes import FakeWorld
 from tuner.memory.recorder import Block, Recorder
-from tuner.memory.rules import Rules
+from tuner.memory.rules import HOST, Rules
 from tuner.memory.values import NeedsRealValues, is_user_file
 from tuner.steps import (
     EVAL_STEPS,
@@ -40,7 +46,8 @@ from tuner.steps import (
 )
 from tuner.workload import Workload
 
-HOST = "host"  # the category of what a CUDA program keeps in host memory
+_IN_TURN = threading.RLock()  # patches are the process's
+_LONGEST_WAIT = 64  # training steps for an optimizer to step
 
 
 @dataclass(frozen=True)
@@ -90,11 +97,12 @@ def trace_workload(
             growth = _train(recorder, state, batches, lambda batch: train_once(workload, state, batch))
             if workload.has_eval_step:
                 set_training(state, training=False)
-                recorder.phase = "eval"
-                kept = _evaluate(recorder, batches, lambda batch: eval_once(workload, state, batch))
-                if kept > 0:
-                    more = max(0, workload.eval_steps(params) - EVAL_STEPS)
-                    recorder.pass_through_peak(kept * more, "kept between evaluation steps")
+                _evaluate(
+                    recorder,
+                    batches,
+                    lambda batch: eval_once(workload, state, batch),
+                    lambda: workload.eval_steps(params),
+                )
         return growth
 
     return _traced(program, rules)
@@ -121,7 +129,37 @@ def trace_build(
 
 
 def _traced(program: Callable[[FakeWorld, Recorder], int], rules: Rules) -> Trace:
-    recorder = Recorder(rules.kernels)
+    """Trace a program; where a branch depends on a tensor's value, both ways, and keep the larger."""
+    with _IN_TURN, torch.inference_mode(mode=False), torch.enable_grad():
+        trace, guessed = _traced_once(program, rules, branch=True)
+        if not guessed:
+            return trace
+        other, _ = _traced_once(program, rules, branch=False)
+    larger = max(trace, other, key=_peak_bytes)
+    places = ",".join(guessed).replace(" at", "", 1).strip() or "in an optimizer"
+    note = f"a branch depends on the value of a tensor ({places}): both ways were traced, the larger counts"
+    return replace(larger, notes=(*larger.notes, note))
+
+
+def _peak_bytes(trace: Trace) -> int:
+    return max(
+        itertools.accumulate(
+            trace.blocks[event].bytes if event >= 0 else -trace.blocks[~event].bytes for event in trace.events
+        ),
+        default=0,
+    )
+
+
+def _traced_once(
+    program: Callable[[FakeWorld, Recorder], int], rules: Rules, *, branch: bool
+) -> tuple[Trace, Collection[str]]:
+    """Return a trace, and where truth values were read that nobody knows.
+
+    Raises:
+        TunerError: The code cannot be followed on fake tensors.
+        Untraceable: So, and it was not foreseen.
+    """
+    recorder = Recorder(rules.kernels, branch=branch)
     try:
         with rules.patches(recorder), FakeWorld(rules.substitutes, recorder) as world, recorder:
             growth_bytes = program(world, recorder)
@@ -129,13 +167,14 @@ def _traced(program: Callable[[FakeWorld, Recorder], int], rules: Rules) -> Trac
         raise
     except Exception as error:
         raise Untraceable(f"{_reason_of(error)}{_place_of(error)}") from error
-    return Trace(
+    trace = Trace(
         blocks=tuple(recorder.blocks),
         events=tuple(recorder.events if rules.device == "cpu" else _on_device(recorder)),
         growth_bytes=growth_bytes,
         notes=tuple(recorder.notes),
         rules=tuple(recorder.rules),
     )
+    return trace, recorder.values.guessed
 
 
 def _on_device(recorder: Recorder) -> Iterator[int]:
@@ -150,6 +189,9 @@ def _setup(
     """Run `setup` on fakes, or on real CPU tensors where it needs their values.
 
     `held_by` gives what a result holds, modules among it.
+
+    Raises:
+        Untraceable: A module was made before, elsewhere.
     """
     try:
         state = setup()
@@ -160,6 +202,8 @@ def _setup(
         state = world.to_fake(real)
         recorder.notes["setup was run on real CPU tensors, since it reads the values of tensors"] = None
     for module in modules_in(held_by(state)):
+        if not all(isinstance(parameter, FakeTensor) for parameter in module.parameters()):
+            raise Untraceable(f"{type(module).__name__} was made outside setup: its gradients would be fakes")
         recorder.see_existing(module.named_parameters(), "parameters")
         recorder.see_existing(module.named_buffers(), "buffers")
     for optimizer in optimizers_in(held_by(state)):
@@ -207,25 +251,56 @@ def _train(
         left_bytes.append(recorder.live_bytes)
 
     each_batch(batches, max(steps, len(batches)), one)
+    _wait_for_optimizers(recorder, state, lambda: one(batches[recorder.step % len(batches)]))
     return max(0, left_bytes[-1] - left_bytes[-2]) if len(left_bytes) > 2 else 0
 
 
-def _evaluate(recorder: Recorder, batches: list[Any], step: Callable[[Any], Any]) -> int:
-    """Run evaluation steps; return the bytes kept from one to the next."""
+def _wait_for_optimizers(recorder: Recorder, state: Any, another: Callable[[], None]) -> None:
+    """Go on until every optimizer stepped, then twice: with accumulation its state appears late.
+
+    Raises:
+        Untraceable: None did within `_LONGEST_WAIT` steps.
+    """
+    optimizers = optimizers_in(state)
+
+    def waiting() -> bool:
+        return any(id(optimizer) not in recorder.stepped for optimizer in optimizers)
+
+    if not waiting():
+        return
+    for _ in range(_LONGEST_WAIT):
+        another()
+        if not waiting():
+            another()
+            another()
+            return
+    if not recorder.stepped and not recorder.values.guessed:  # the other branch may step
+        raise Untraceable(f"no optimizer stepped within {recorder.step} training steps")
+    recorder.notes[f"an optimizer did not step within {recorder.step} training steps"] = None
+
+
+def _evaluate(
+    recorder: Recorder, batches: list[Any], step: Callable[[Any], Any], count: Callable[[], int]
+) -> None:
+    """Run evaluation steps; what they keep is there `count()` times during the last one."""
     left_bytes: list[int] = []
 
-    def one(make_batch: Any) -> None:
+    def one(make_batch: Any, held_bytes: int = 0) -> None:
         recorder.step += 1
         recorder.phase = "inputs"
         batch = make_batch()
         recorder.phase = "eval"
-        step(batch)
+        with recorder.holding(held_bytes, "kept between evaluation steps"):
+            step(batch)
         del batch
         left_bytes.append(recorder.live_bytes)
 
     recorder.step = 0
     each_batch(batches, EVAL_STEPS, one)
-    return max(0, left_bytes[-1] - left_bytes[-2])
+    kept_bytes = left_bytes[-1] - left_bytes[-2]
+    more = count() - EVAL_STEPS - 1 if kept_bytes > 0 else -1
+    if more >= 0:
+        one(batches[EVAL_STEPS % len(batches)], kept_bytes * more)
 
 
 def _settle(recorder: Recorder, state: Any) -> None:
@@ -268,6 +343,7 @@ def _observed(recorder: Recorder, state: Any) -> Iterator[None]:
         recorder.phase = "optimizer"
 
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        recorder.stepped.add(id(optimizer))
         recorder.phase = "forward"
         _settle_optimizer(recorder, optimizer)
 

@@ -23,6 +23,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tuner.memory.cuda_rules.casting import cast, is_eligible, without_autocast
+from tuner.memory.patches import replaced
 from tuner.memory.rules import Journal
 
 NAME = "CUDA autocast"
@@ -76,7 +77,7 @@ def _patches(
     original, original_cast = context.__init__, modes._cast
 
     def init(self: Any, device_type: str, dtype: Any = None, *args: Any, **options: Any) -> None:
-        if device_type == "cuda":
+        if device_type in ("cuda", "cpu"):  # fakes say `cpu` to who asks for their device
             if NAME not in journal.rules:
                 journal.rules.setdefault(NAME)
                 cache = _WeightCache()
@@ -88,12 +89,12 @@ def _patches(
     def cast_inputs(value: Any, device_type: str, dtype: Any) -> Any:  # of `custom_fwd`
         return original_cast(value, "cpu" if device_type == "cuda" else device_type, dtype)
 
-    yield _set(context, "__init__", init)
-    yield _set(modes, "_cast", cast_inputs)
-    yield _set(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    yield replaced(context, "__init__", init)
+    yield replaced(modes, "_cast", cast_inputs)
+    yield replaced(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     for name in ("is_autocast_enabled", "get_autocast_dtype"):
-        yield _set(torch, name, _asking_the_cpu(getattr(torch, name)))
-    yield _set(torch, "get_autocast_gpu_dtype", lambda: torch.get_autocast_dtype("cuda"))
+        yield replaced(torch, name, _asking_the_cpu(getattr(torch, name)))
+    yield replaced(torch, "get_autocast_gpu_dtype", lambda: torch.get_autocast_dtype("cuda"))
 
 
 def _asking_the_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,16 +105,6 @@ def _asking_the_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
         return function("cpu" if device_type == "cuda" and active else device_type)
 
     return asked
-
-
-@contextlib.contextmanager
-def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 @contextlib.contextmanager
@@ -193,7 +184,7 @@ class _WeightCache:
             self._copies.clear()
             original()
 
-        with _set(torch, "clear_autocast_cache", clear):
+        with replaced(torch, "clear_autocast_cache", clear):
             yield
         self._copies.clear()
 

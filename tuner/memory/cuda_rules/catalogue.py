@@ -105,6 +105,13 @@ CATALOGUE = (
         "Bags, sparse gradients, `scale_grad_by_freq`; the sort's own scratch.",
     ),
     Rule(
+        "host copies",
+        "A copy to the host (`.cpu()`, `.to('cpu')`) takes nothing on the GPU, nor does what is computed of host "
+        "tensors alone; back on the GPU it counts.",
+        "aten/src/ATen/native/TensorConversions.cpp",
+        "Tensors made without naming a device count as the GPU's; modules moved to the host; pinned memory.",
+    ),
+    Rule(
         "index backward",
         "Adding at indices (the gradient of `x[indices]`) sorts them: four arrays of their number.",
         "`index_put_with_sort_kernel` in aten/src/ATen/native/cuda/Indexing.cu",

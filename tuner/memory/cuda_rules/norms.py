@@ -30,11 +30,14 @@ class _FusedRmsNorm(torch.autograd.Function):
         kind = torch.float64 if x.dtype is torch.float64 else torch.float32
         rows = (*x.shape[: x.dim() - dimensions], *[1] * dimensions)
         ctx.save_for_backward(x, weight, x.new_empty(rows, dtype=kind))
+        ctx.dimensions = dimensions
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         x, weight, _ = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a backward that is differentiated again is composed
+            return *_composed_backward(x, weight, gradient, ctx.dimensions), None
         of_x, of_weight = ctx.needs_input_grad[:2]
         gradient = gradient.contiguous()
         return (
@@ -42,6 +45,16 @@ class _FusedRmsNorm(torch.autograd.Function):
             torch.empty_like(weight) if of_weight else None,
             None,
         )
+
+
+def _composed_backward(
+    x: torch.Tensor, weight: torch.Tensor | None, gradient: torch.Tensor, dimensions: int
+) -> list[torch.Tensor | None]:
+    scaled = x * torch.rsqrt(x.pow(2).mean(tuple(range(-dimensions, 0)), keepdim=True) + 1e-6)
+    sources = [tensor for tensor in (x, weight) if tensor is not None and tensor.requires_grad]
+    result = scaled if weight is None else scaled * weight
+    found = iter(torch.autograd.grad(result, sources, gradient, create_graph=True))
+    return [next(found) if t is not None and t.requires_grad else None for t in (x, weight)]
 
 
 def _rms_norm(

@@ -9,13 +9,14 @@ torch/optim/optimizer.py, `_has_foreach_support` in torch/utils/_foreach_utils.p
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from tuner.memory.patches import replaced_everywhere
 from tuner.memory.rules import Journal
 
 NAME = "multi-tensor optimizers"
+_PACKAGES = ("torch.optim", "torch.nn.utils", "torch.utils._foreach")
 
 
 @contextlib.contextmanager
@@ -35,24 +36,5 @@ def cuda_optimizers(journal: Journal) -> Iterator[None]:
             ("_device_has_foreach_support", lambda device: True),
             ("_get_capturable_supported_devices", lambda supports_xla=True: ["cuda", "cpu"]),
         ):
-            stack.enter_context(_replaced_everywhere(name, answer))
+            stack.enter_context(replaced_everywhere(name, answer, _PACKAGES))
         yield
-
-
-@contextlib.contextmanager
-def _replaced_everywhere(name: str, answer: Callable[..., Any]) -> Iterator[None]:
-    """Replace a function in every module of PyTorch that imported it."""
-    users = [
-        module
-        for module_name, module in list(sys.modules.items())
-        if module_name.startswith(("torch.optim", "torch.nn.utils", "torch.utils._foreach"))
-        and name in vars(module)
-    ]
-    originals = [getattr(module, name) for module in users]
-    try:
-        for module in users:
-            setattr(module, name, answer)
-        yield
-    finally:
-        for module, original in zip(users, originals, strict=True):
-            setattr(module, name, original)
