@@ -24,8 +24,6 @@ from tuner.memory.target_rules import rules_for
 from tuner.memory.targets import resolve_target
 from tuner.memory.trace import trace_build
 
-SAMPLES = 4096
-
 
 def scored(folder: Path, count: int) -> Iterator[Scored]:
     """Score `count` rows, evenly spread over the file."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -133,6 +133,3 @@ def _width(row: Scored) -> float:
     assert row.high_bytes is not None
     assert row.predicted_bytes is not None
     return (row.high_bytes - row.low_bytes) / row.predicted_bytes
-
-
-Score = Callable[[Any], Scored]

@@ -67,3 +67,12 @@ def test_growth_is_said() -> None:
     found = Estimate(MIB, MIB, MIB, growth_bytes=1000)
     prediction = predict(found, CPU, PRIOR, context_bytes=MIB, budget_bytes=None)
     assert any("grows with steps: 1000 bytes" in sentence for sentence in prediction.assumptions)
+
+
+def test_another_allocator_is_not_predicted_and_not_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tuner.memory.peak import predict_peak
+
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync")
+    found = predict_peak(ZOO["mlp"], "rtx-3090", budget="8GiB")
+    assert (found.method, found.verdict) == ("untraceable", Verdict.TRY)
+    assert "PYTORCH_ALLOC_CONF" in found.assumptions[0]

@@ -124,11 +124,12 @@ def _explain(prediction: Prediction) -> None:
 
 
 def _print_changes(found: SingleChanges) -> None:
-    click.echo("\nwhat to change: any one of these surely fits the budget")
-    for change in found.changes:
-        _print_change(change)
-    if not found.changes:
-        click.echo("  no change of one parameter alone is enough")
+    if found.changes:
+        click.echo("\nwhat to change: any one of these surely fits the budget")
+        for change in found.changes:
+            _print_change(change)
+    else:
+        click.echo("\nwhat to change: no change of one parameter alone surely fits the budget")
     if found.not_enough:
         click.echo("\nnot surely enough alone, at best")
         for change in found.not_enough:

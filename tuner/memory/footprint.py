@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from tuner.errors import Untraceable, UsageError
 from tuner.memory.allocator import (
     SEGMENT_ROUNDING,
     AllocatorSettings,
@@ -51,6 +52,9 @@ def cuda_footprint(
         room_bytes: What the device has for the allocator; a program that does not fit there is
             replayed without a limit.
         environment: `PYTORCH_ALLOC_CONF` in it sets the allocator's options, as in PyTorch.
+
+    Raises:
+        Untraceable: The options are not those of the allocator that is modelled.
     """
     settings = _settings(environment)
     free = _replayed(sizes, events, settings, limit_bytes=None)
@@ -70,7 +74,10 @@ def cuda_footprint(
 
 def _settings(environment: Mapping[str, str]) -> AllocatorSettings:
     text = environment.get("PYTORCH_ALLOC_CONF") or environment.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    return AllocatorSettings.parse(text)
+    try:
+        return AllocatorSettings.parse(text)
+    except UsageError as error:  # another backend, say: nothing is known of its memory
+        raise Untraceable(f"PYTORCH_ALLOC_CONF: {error.message}") from error
 
 
 def _replayed(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, overload
 
 from tuner.errors import UsageError
@@ -118,11 +117,6 @@ def nearest(values: Sequence[Number], value: Number) -> int:
     if after == len(values):
         return len(values) - 1
     return after if values[after] - value < value - values[after - 1] else after - 1
-
-
-def is_ascending(values: Sequence[Number]) -> bool:
-    """Whether each value is larger than the one before it."""
-    return isinstance(values, range) or all(first < second for first, second in pairwise(values))
 
 
 def _between(low: float, high: float, share: float, *, log: bool) -> float:

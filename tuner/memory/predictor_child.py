@@ -71,9 +71,9 @@ class PredictorServer:
         start = time.perf_counter()
         try:
             trace = trace_workload(self._workload, params, self._rules)
+            return estimate(trace, self._target, time.perf_counter() - start)
         except Untraceable as reason:
             return untraceable(reason.message, time.perf_counter() - start)
-        return estimate(trace, self._target, time.perf_counter() - start)
 
     def _context_bytes(self, params: dict[str, Any]) -> int | None:
         """Return what a trial's process takes on a CPU before its first tensor of its own.

@@ -215,8 +215,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
             return
         index = self._allocate(size_bytes, None, operator)
-        yield
-        self._free(index)
+        try:
+            yield
+        finally:
+            self._free(index)
 
     def _see(self, out: Any, node: Any, operator: Any, size_bytes: int | None = None) -> None:
         for leaf in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):

@@ -106,8 +106,8 @@ CATALOGUE = (
     ),
     Rule(
         "host copies",
-        "A copy to the host (`.cpu()`, `.to('cpu')`) takes nothing on the GPU, nor does what is computed of host "
-        "tensors alone; back on the GPU it counts.",
+        "A copy to the host (`.cpu()`, `.to('cpu')`) takes nothing on the GPU, nor does what is computed of "
+        "host tensors alone; back on the GPU it counts.",
         "aten/src/ATen/native/TensorConversions.cpp",
         "Tensors made without naming a device count as the GPU's; modules moved to the host; pinned memory.",
     ),
