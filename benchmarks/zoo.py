@@ -287,3 +287,29 @@ def sizes_from_tensors(device: torch.device) -> Step:
     model.append(nn.Linear(widths[-1], 10))
     nn.init.trunc_normal_(model[0].weight, std=0.02)
     return trained(model, batches(1024, 64))
+
+
+@in_zoo
+def pooling_channels_last(device: torch.device) -> Step:
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 32, 3), nn.AvgPool2d(2)
+    ).to(memory_format=torch.channels_last)
+
+    def step() -> None:
+        images = torch.randn(64, 3, 64, 64).to(memory_format=torch.channels_last)
+        model(images).pow(2).mean().backward()
+
+    return step
+
+
+@in_zoo
+def attention_mask(device: torch.device) -> Step:
+    projection = nn.Linear(64, 192)
+    mask = torch.ones(128, 128, dtype=torch.bool).tril()
+
+    def step() -> None:
+        qkv = projection(torch.randn(64, 128, 64)).view(64, 128, 3, 4, 16)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        F.scaled_dot_product_attention(q, k, v, attn_mask=mask).pow(2).mean().backward()
+
+    return step

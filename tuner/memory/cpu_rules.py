@@ -95,8 +95,12 @@ PROBED: dict[Any, _Batched] = {
             _aten.upsample_nearest2d.default,
             _aten.upsample_bilinear2d.default,
             _aten.upsample_bicubic2d.default,
+            _aten.max_pool2d_with_indices.default,
+            _aten.avg_pool2d.default,
         )
     },
+    _aten.max_pool2d_with_indices_backward.default: _Batched(((0, 0), (1, 0), (7, 0))),
+    _aten.avg_pool2d_backward.default: _Batched(((0, 0), (1, 0))),
 }
 
 
@@ -107,19 +111,15 @@ class OperatorProbe:
         self._known: dict[tuple[Any, ...], list[_Probed]] = {}
 
     def memory_of(self, call: KernelCall) -> KernelMemory | None:
-        """Return what a call takes beyond its fake outputs; None where nothing is hidden.
-
-        A call with a tensor among its keyword arguments is not probed.
-        """
+        """Return what a call takes beyond its fake outputs; None where nothing is hidden."""
         operator, arguments, options = call.operator, call.arguments, call.options
         if operator in PRODUCTS:
             copies = copied_bytes(call, PRODUCTS)
             return KernelMemory(copies, rule="matrix copies") if copies else None
         batched = PROBED.get(operator)
-        if batched is None or any(isinstance(value, torch.Tensor) for value in options.values()):
+        if batched is None:
             return None
-        argument, dimension = batched.dimensions[0]
-        batch = int(arguments[argument].shape[dimension])
+        batch = _batch_of(batched, arguments)
         batches = _probe_batches(batched, arguments)
         if batch <= batches[1]:
             return self._measured(operator, batched, arguments, options, (batch,))[0].memory()
@@ -136,11 +136,26 @@ class OperatorProbe:
     ) -> list[_Probed]:
         of_batch = dict(batched.dimensions)
         signatures = (_signature(argument, of_batch.get(i)) for i, argument in enumerate(arguments))
+        whole = _batch_of(batched, arguments)
+        named = (
+            (name, _signature(options[name], _dimension(options[name], whole))) for name in sorted(options)
+        )
         mode = (torch.is_grad_enabled(), torch.get_num_threads())
-        key = (operator, batches, mode, tuple(sorted(options.items())), *signatures)
+        key = (operator, batches, mode, *named, *signatures)
         if key not in self._known:
             self._known[key] = [_run(operator, batched, arguments, options, batch) for batch in batches]
         return self._known[key]
+
+
+def _batch_of(batched: _Batched, arguments: Sequence[Any]) -> int:
+    argument, dimension = batched.dimensions[0]
+    return int(arguments[argument].shape[dimension])
+
+
+def _dimension(option: Any, batch: int) -> int | None:
+    """Return which dimension of a keyword argument is the batch: a mask [N, …, L, S] may have it."""
+    carries = isinstance(option, torch.Tensor) and option.dim() == 4 and option.size(0) == batch
+    return 0 if carries else None
 
 
 def _signature(argument: Any, batch_dimension: int | None) -> Any:
@@ -169,8 +184,10 @@ def _run(
         real = [_real(argument, of_batch.get(i), batch) for i, argument in enumerate(arguments)]
         if batched.prepare is not None:
             batched.prepare(real)
+        whole = _batch_of(batched, arguments)
+        named = {name: _real(option, _dimension(option, whole), batch) for name, option in options.items()}
         with profiled_peak() as profiled:
-            outputs = operator(*real, **options)
+            outputs = operator(*real, **named)
         outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
         return _Probed(
             changes=tuple(profiled.changes),
