@@ -83,6 +83,18 @@ def _is_opaque(value: Any) -> bool:
     return isinstance(value, closed) or not hasattr(value, "__dict__")
 
 
+def batches_in(example: Any) -> list[Any]:
+    """Return the batches that `example_batch` gave: a list holds several, else it is one.
+
+    A list of tensors that differ in type or number of dimensions is one batch all the same, as
+    PyTorch's default collation makes it (`[images, labels]`).
+    """
+    if not isinstance(example, list):
+        return [example]
+    kinds = {(getattr(part, "dtype", None), getattr(part, "ndim", None)) for part in example}
+    return [example] if len(kinds) > 1 else example
+
+
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return a batch (any nesting of containers) with its tensors on `device`."""
     import torch

@@ -20,6 +20,7 @@ from tuner.memory.cpu_rules import cpu_rules
 from tuner.memory.cuda_rules import CudaDevice, cuda_rules
 from tuner.memory.trace import trace_build
 from tuner.profiling import profiled_peak
+from tuner.steps import batches_in
 
 CPU, CUDA = cpu_rules(), cuda_rules(CudaDevice(cublas_workspace_bytes=0))
 
@@ -229,3 +230,15 @@ def test_other_threads_train_meanwhile() -> None:
     done.set()
     training.join()
     assert not wrong
+
+
+def test_a_batch_as_the_default_collation_makes_it_is_one_batch() -> None:
+    """`[images, labels]` against several batches in a list."""
+    images, labels = torch.empty(4, 3, 8, 8), torch.empty(4, dtype=torch.long)
+    assert batches_in([images, labels]) == [[images, labels]]
+    assert batches_in((images, labels)) == [(images, labels)]
+    assert batches_in([(images, labels), (images[:2], labels[:2])]) == [
+        (images, labels),
+        (images[:2], labels[:2]),
+    ]
+    assert batches_in([images, images[:2]]) == [images, images[:2]]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.execution.run_folder import RunFolder
 from tuner.measure.meters import Meter
 from tuner.records import EpochMetrics
-from tuner.steps import eval_once, modules_in, set_training, to_device, train_once
+from tuner.steps import batches_in, eval_once, modules_in, set_training, to_device, train_once
 from tuner.workload import Loaders, Workload
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Run:
         if self.warnings:
             return
         example = self.workload.example_batch(self.params, self.device)
-        examples = example if isinstance(example, list) else [example]
+        examples = batches_in(example)
         foreseen_bytes = max(map(_bytes_in, examples))
         if _bytes_in(batch) > foreseen_bytes:
             self.warnings.append(

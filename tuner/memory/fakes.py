@@ -55,8 +55,6 @@ class _CudaMeansCpu(TorchFunctionMode):
             return substitute(self._journal, func, args, kwargs)
         if func is torch.Tensor.cuda:
             return args[0]
-        if func is torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
-            return func(*args, **kwargs)
         device = kwargs.get("device")
         if device is not None and _is_cuda(device):
             kwargs = {**kwargs, "device": torch.device("cpu")}

@@ -36,6 +36,7 @@ from tuner.memory.values import NeedsRealValues, is_user_file
 from tuner.steps import (
     EVAL_STEPS,
     TRAIN_STEPS,
+    batches_in,
     each_batch,
     eval_once,
     modules_in,
@@ -219,7 +220,7 @@ def _batches(world: FakeWorld, recorder: Recorder, example: Callable[[], Any]) -
     except NeedsRealValues:
         with world.real():
             first = example()
-    many = first if isinstance(first, list) else [first]
+    many = batches_in(first)
     shapes = [world.batch_to_fake(batch) for batch in many]
     return [lambda batch=batch: _copied(batch) for batch in shapes]  # type: ignore[misc]
 

@@ -40,7 +40,7 @@ CATALOGUE = (
         "until the outermost context ends. GradScaler runs.",
         "aten/src/ATen/autocast_mode.h (`AT_FORALL_*`), autocast_mode.cpp (`cached_cast`); "
         "measured: steps.csv",
-        "That CUDA refuses `binary_cross_entropy`; threads of the step; a weight that goes to an "
+        "Contexts made when a module is imported; that CUDA refuses `binary_cross_entropy`; a weight that goes to an "
         "operator that the CPU lists and to one that only CUDA lists is copied twice.",
     ),
     Rule(
