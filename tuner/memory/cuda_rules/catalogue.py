@@ -40,8 +40,9 @@ CATALOGUE = (
         "until the outermost context ends. GradScaler runs.",
         "aten/src/ATen/autocast_mode.h (`AT_FORALL_*`), autocast_mode.cpp (`cached_cast`); "
         "measured: steps.csv",
-        "Contexts made when a module is imported; that CUDA refuses `binary_cross_entropy`; a weight that goes to an "
-        "operator that the CPU lists and to one that only CUDA lists is copied twice.",
+        "Contexts made when a module is imported; that CUDA refuses `binary_cross_entropy`; a "
+        "weight that goes to an operator that the CPU lists and to one that only CUDA lists is "
+        "copied twice.",
     ),
     Rule(
         "dropout",
