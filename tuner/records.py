@@ -81,6 +81,7 @@ CATEGORIES = (
     "temporaries",
     "inputs",
     "workspace",
+    "overhead",
     "context",
 )
 

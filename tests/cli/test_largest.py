@@ -61,7 +61,7 @@ def test_the_answer_surely_fits_and_the_next_value_does_not(tuner: Tuner, tmp_pa
 
 def test_a_batch_beyond_the_training_set_is_said_and_cut(tuner: Tuner) -> None:
     """The digits have 1,437 training images (studies/digits_cnn.py)."""
-    arguments = ("--param", "batch_size", "--max", "100000", "--set", "width=16", *CUDA)
+    arguments = ("--param", "batch_size", "--max", "100000", "--set", "width=16", *CUDA, "--budget", "30GiB")
     found = result(tuner("largest", DIGITS, *arguments, "-f", "json"))
 
     assert (found["largest"], found["largest_to_try"], found["samples"]) == (1437, 1437, 1437)
@@ -186,3 +186,19 @@ def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:
     _, said = driver.communicate(timeout=30)
     assert driver.returncode == 130, said
     assert said.strip() == "error: aborted"
+
+
+def test_a_parameter_that_wrongly_counts_as_memory_free_is_traced_all_the_same(
+    tuner: Tuner, tmp_path: Path
+) -> None:
+    """Against the same workload without the list."""
+    answers = []
+    for listed in ("()", '("width",)'):
+        (tmp_path / "study.py").write_text(
+            f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+            "from tests.workloads.tiny import Tiny\n"
+            f"class Mine(Tiny):\n    memory_free = {listed}\n"
+        )
+        done = tuner("largest", "study.py", "--param", "width", *CUDA, "-f", "json")
+        answers.append(json.loads(done.stdout)["largest"])
+    assert answers[0] == answers[1]

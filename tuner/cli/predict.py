@@ -93,6 +93,8 @@ def _print(setup: Setup, params: dict[str, Any], prediction: Prediction) -> None
         probability = prediction.fits_probability
         chance = "unknown" if probability is None else f"{probability:.1%}"
         rows += [("budget", format_bytes(setup.budget_bytes)), ("fits", f"{chance}: {prediction.verdict}")]
+    else:
+        rows.append(("budget", "none, so no verdict; give one with --budget"))
     if prediction.peak_at is not None:
         at = prediction.peak_at
         rows.append(("peak at", f"{at.phase}, step {at.step}{f', module {at.module}' if at.module else ''}"))
@@ -103,6 +105,17 @@ def _print(setup: Setup, params: dict[str, Any], prediction: Prediction) -> None
 
 
 def _explain(prediction: Prediction) -> None:
+    if prediction.allocated_bytes is not None:
+        _explain_peak(prediction)
+    if prediction.rules:
+        click.echo("\nrules applied (docs/memory-model.md)")
+        click.echo(click.wrap_text(", ".join(prediction.rules), 80, "  ", "  "))
+    click.echo("\nassumed, and not seen")
+    for sentence in prediction.assumptions or ("nothing beyond the docs (docs/memory-model.md)",):
+        click.echo(click.wrap_text(sentence, 80, "  - ", "    "))
+
+
+def _explain_peak(prediction: Prediction) -> None:
     total = sum(prediction.categories.values())
     click.echo("\nat the peak")
     for name, size_bytes in sorted(prediction.categories.items(), key=lambda item: -item[1]):
@@ -113,14 +126,8 @@ def _explain(prediction: Prediction) -> None:
     for tensor in prediction.largest:
         operator = tensor.operator.removeprefix("aten.").removesuffix(".default")
         click.echo(
-            f"  {format_bytes(tensor.bytes):>11}  {tensor.category:<16} {operator:<28} {tensor.module}"
+            f"  {format_bytes(tensor.bytes):>10}  {tensor.category:<15} {operator:<24.24} {tensor.module}"
         )
-    if prediction.rules:
-        click.echo("\nrules applied (docs/memory-model.md)")
-        click.echo(click.wrap_text(", ".join(prediction.rules), 80, "  ", "  "))
-    click.echo("\nassumed, and not seen")
-    for sentence in prediction.assumptions or ("nothing beyond the docs (docs/memory-model.md)",):
-        click.echo(click.wrap_text(sentence, 80, "  - ", "    "))
 
 
 def _print_changes(found: SingleChanges) -> None:

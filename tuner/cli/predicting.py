@@ -72,7 +72,7 @@ class Setup:
 
         if self.target.kind == "cpu" and self._context_bytes is None:
             self._context_bytes = self.predictor.context_bytes(params)
-        found = self.predictor.estimate(params)
+        found = self.predictor.estimate(params, exact=True)
         return predict(
             found,
             self.target,
@@ -152,14 +152,16 @@ def band_text(band: Band | None) -> str:
 
 
 def print_pairs(rows: list[tuple[str, str]]) -> None:
-    """Print titles and texts below each other."""
+    """Print titles and texts below each other, within 80 columns."""
     for title, text in rows:
-        click.echo(f"{title:<14} {text}")
+        click.echo(
+            click.wrap_text(text, 80, f"{title:<14} ", " " * 15) if len(text) > 65 else f"{title:<14} {text}"
+        )
 
 
 def _default_budget(loaded: LoadedWorkload, target: Target) -> int | None:
-    """Return the workload's own budget on a CPU, the whole card of a GPU's profile."""
-    if target.kind == "cuda":
-        return target.capacity_bytes
+    """Return the workload's own budget, as `tuner run` takes it, else the whole GPU."""
     default = loaded.workload.default_budget
-    return parse_bytes(default) if default else None
+    if default:
+        return parse_bytes(default)
+    return target.capacity_bytes if target.kind == "cuda" else None

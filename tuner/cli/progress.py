@@ -228,10 +228,14 @@ def describe(trial: Ended) -> str:
     parts = [f"trial {trial.number} {'audit: ' if trial.audit else ''}{result.outcome}"]
     if result.value is not None and result.outcome is Outcome.COMPLETED:
         parts.append(f"{result.value:.4g}")
-    measured = f"{format_bytes(result.peaks.device_bytes)} of " if result.peaks.device_bytes else ""
-    parts.append(f"{measured}{format_bytes(expected)} predicted")
+    measured = format_bytes(result.peaks.device_bytes) if result.peaks.device_bytes else ""
+    if expected is None:
+        parts.append(f"{measured}, not predicted" if measured else "not predicted")
+    else:
+        parts.append(f"{measured}{' of ' if measured else ''}{format_bytes(expected)} predicted")
     if result.outcome not in (Outcome.COMPLETED, Outcome.PRUNED_MEMORY) and result.failure is not None:
         parts.append(result.failure.reason)
+    parts.extend(f"warning: {warning}" for warning in result.warnings[:1])
     parts.append(short_params(trial.params))
     return " · ".join(parts)
 

@@ -89,9 +89,17 @@ class Predictor:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def estimate(self, params: dict[str, Any]) -> Estimate:
-        """Return the estimate for one configuration; what was traced before takes under 1 ms."""
+    def estimate(self, params: dict[str, Any], *, exact: bool = False) -> Estimate:
+        """Return the estimate for one configuration; what was traced before takes under 1 ms.
+
+        Args:
+            params: The configuration.
+            exact: Whether another value of a `memory_free` parameter is traced as well, so that the
+                list is not believed.
+        """
         hit = self._cache.find(params)
+        if hit is not None and exact and not hit.exact:
+            hit = None
         if hit is not None and not hit.due:
             return hit.estimate
         start = time.perf_counter()
