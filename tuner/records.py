@@ -81,7 +81,6 @@ CATEGORIES = (
     "temporaries",
     "inputs",
     "workspace",
-    "overhead",
     "context",
 )
 

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from tuner.stand_in import Draw
 
 
+# Fragmentation and what calibration adds are in it, so that the categories add up.
+_CATEGORY_TITLES = {"workspace": "workspace, slack"}
+
+
 @click.command("predict", short_help="Predict the peak memory of one configuration.")
 @click.argument("study", metavar="STUDY")
 @prediction_options
@@ -120,7 +124,8 @@ def _explain_peak(prediction: Prediction) -> None:
     click.echo("\nat the peak")
     for name, size_bytes in sorted(prediction.categories.items(), key=lambda item: -item[1]):
         click.echo(
-            f"  {name.replace('_', ' '):<16} {format_bytes(size_bytes):>11} {size_bytes / total:>6.1%}"
+            f"  {_CATEGORY_TITLES.get(name, name.replace('_', ' ')):<16} {format_bytes(size_bytes):>11} "
+            f"{size_bytes / total:>6.1%}"
         )
     click.echo("\nlargest tensors at the peak")
     for tensor in prediction.largest:

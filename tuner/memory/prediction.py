@@ -157,7 +157,7 @@ def predict(
         )
     categories = {**dict.fromkeys(CATEGORIES, 0), **found.categories, "context": context_bytes}
     # Fragmentation, and what calibration adds: so that the categories add up to what is expected.
-    categories["overhead"] += max(0, device.expected - sum(categories.values()))
+    categories["workspace"] += max(0, device.expected - sum(categories.values()))
     return Prediction(
         allocated_bytes=found.allocated_bytes,
         reserved_bytes=found.reserved_bytes,
