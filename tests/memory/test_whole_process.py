@@ -18,8 +18,10 @@ from tests.memory.test_trace import peak_of_trace
 from tuner.errors import Untraceable
 from tuner.memory.cpu_rules import cpu_rules
 from tuner.memory.cuda_rules import CudaDevice, cuda_rules
+from tuner.memory.peak import predict_peak
 from tuner.memory.trace import trace_build
 from tuner.profiling import profiled_peak
+from tuner.records import CATEGORIES
 from tuner.steps import batches_in
 
 CPU, CUDA = cpu_rules(), cuda_rules(CudaDevice(cublas_workspace_bytes=0))
@@ -239,3 +241,9 @@ def test_a_batch_as_the_default_collation_makes_it_is_one_batch() -> None:
     assert len(batches_in((images, labels))) == 1
     assert len(batches_in([(images, labels), (images[:2], labels[:2])])) == 2
     assert len(batches_in([images, images[:2]])) == 2
+
+
+@pytest.mark.parametrize("target", ["cpu", "rtx-3090"])
+def test_categories_are_those_that_are_documented(target: str) -> None:
+    """Adam's step counters, which lie on the host beside a GPU, make no category of their own."""
+    assert set(predict_peak(_guarded, target).categories) == set(CATEGORIES)

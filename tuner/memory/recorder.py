@@ -65,9 +65,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         kernels: Knows what kernels allocate inside themselves, or None.
         branch: The answer to a truth value that nobody knows.
+        device: The device type; only beside a GPU is host memory a place of its own.
     """
 
-    def __init__(self, kernels: KernelModel | None, *, branch: bool = True) -> None:
+    def __init__(self, kernels: KernelModel | None, *, branch: bool = True, device: str = "cpu") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.blocks: list[Block] = []
         self.events: list[int] = []
@@ -83,6 +84,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._references: list[weakref.ref[Any]] = []  # a reference must live to call back
         self.values = Values(self.notes, branch=branch)
         self._kernels = kernels
+        self._has_host = device != "cpu"
         self._kept: set[str] = set()
         references_of_engine()  # not below this mode
 
@@ -99,15 +101,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = torch._C._current_autograd_node()
         if not kwargs:
             func = as_the_engine_runs(func, args, node)
+        given = list(_tensors_in(args))
         if self._in_step:
-            for tensor in _tensors_in(args):
+            for tensor in given:
                 self._meet(tensor)
         out: Any = sparse_answer(func, args, node)
         if out is None:
             out = func(*args, **kwargs)
         self._see_call(func, args, kwargs, out, node)
         self.values.settle(func, args, out)
-        if args and self._are_on_host(args):
+        if self._has_host and self._are_on_host(given):
             for tensor in _tensors_in((out,)):
                 self.settle(tensor, HOST)
         return out
@@ -128,9 +131,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise Untraceable(f"a parameter is used that was made outside setup{user_place()}")
         self._see(tensor, None, "existing")
 
-    def _are_on_host(self, args: tuple[Any, ...]) -> bool:
-        met = [tensor for tensor in _tensors_in(args) if tensor.numel() > 1]
-        return bool(met) and all(map(self.is_on_host, met))
+    def _are_on_host(self, tensors: list[torch.Tensor]) -> bool:
+        large = [tensor for tensor in tensors if tensor.numel() > 1]
+        return bool(large) and all(map(self.is_on_host, large))
 
     def _see_call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, node: Any
@@ -169,7 +172,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def settle(self, tensor: torch.Tensor | None, category: str, name: str = "") -> None:
         """Say what a live tensor is, and whose: the name of a parameter."""
-        if tensor is None:
+        if tensor is None or (category == HOST and not self._has_host):
             return
         for part in parts_of(tensor):
             index = self.live.get(storage_key(part))

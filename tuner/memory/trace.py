@@ -1,9 +1,9 @@
 """Run the workload's own step on fake tensors and record every allocation and release.
 
 A trace covers `setup`, at least three training steps (optimizer state appears in the first, and
-gradients set to None move the peak, so later steps differ) and two evaluation steps. What survives
-from one evaluation step to the next is multiplied by the number of evaluation steps; what a
-training step leaves behind is reported as growth.
+gradients set to None move the peak, so later steps differ), more until every optimizer has stepped,
+and two evaluation steps. What survives from one evaluation step to the next is there as often as
+there are steps below a third; what a training step leaves behind is reported as growth.
 
 Limits: no custom C++ operators without a fake implementation, no shapes that depend on data, no
 loader worker processes; those raise `Untraceable` with the reason.
@@ -12,7 +12,6 @@ loader worker processes; those raise `Untraceable` with the reason.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
@@ -26,13 +25,14 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from tuner.errors import TunerError, Untraceable
 from tuner.memory.fakes import FakeWorld
 from tuner.memory.recorder import Block, Recorder
 from tuner.memory.rules import HOST, Rules
 from tuner.memory.values import NeedsRealValues, is_user_file
+from tuner.profiling import peak_of
 from tuner.steps import (
     EVAL_STEPS,
     TRAIN_STEPS,
@@ -143,12 +143,8 @@ def _traced(program: Callable[[FakeWorld, Recorder], int], rules: Rules) -> Trac
 
 
 def _peak_bytes(trace: Trace) -> int:
-    return max(
-        itertools.accumulate(
-            trace.blocks[event].bytes if event >= 0 else -trace.blocks[~event].bytes for event in trace.events
-        ),
-        default=0,
-    )
+    sizes = [block.bytes for block in trace.blocks]
+    return peak_of(sizes[event] if event >= 0 else -sizes[~event] for event in trace.events)
 
 
 def _traced_once(
@@ -160,7 +156,7 @@ def _traced_once(
         TunerError: The code cannot be followed on fake tensors.
         Untraceable: So, and it was not foreseen.
     """
-    recorder = Recorder(rules.kernels, branch=branch)
+    recorder = Recorder(rules.kernels, branch=branch, device=rules.device)
     try:
         with rules.patches(recorder), FakeWorld(rules.substitutes, recorder) as world, recorder:
             growth_bytes = program(world, recorder)
@@ -170,7 +166,7 @@ def _traced_once(
         raise Untraceable(f"{_reason_of(error)}{_place_of(error)}") from error
     trace = Trace(
         blocks=tuple(recorder.blocks),
-        events=tuple(recorder.events if rules.device == "cpu" else _on_device(recorder)),
+        events=tuple(_on_device(recorder)),
         growth_bytes=growth_bytes,
         notes=tuple(recorder.notes),
         rules=tuple(recorder.rules),
@@ -226,8 +222,6 @@ def _batches(world: FakeWorld, recorder: Recorder, example: Callable[[], Any]) -
 
 
 def _copied(batch: Any) -> Any:
-    from torch.utils._pytree import tree_map
-
     return tree_map(lambda leaf: torch.empty_like(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
 
 
