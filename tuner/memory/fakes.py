@@ -66,12 +66,17 @@ class _CudaMeansCpu(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _is_cuda(device: object) -> bool:
+def device_kind(device: object) -> str | None:
+    """Return `cpu`, `cuda` or another type for what names a device, else None; a number names a GPU."""
     if isinstance(device, torch.device):
-        return device.type == "cuda"
-    if isinstance(device, int) and not isinstance(device, bool):
-        return True  # a number names a GPU
-    return isinstance(device, str) and (device == "cuda" or device.startswith("cuda:"))
+        return device.type
+    if isinstance(device, str):
+        return device.partition(":")[0]
+    return "cuda" if isinstance(device, int) and not isinstance(device, bool) else None
+
+
+def _is_cuda(device: object) -> bool:
+    return device_kind(device) == "cuda"
 
 
 class FakeWorld:

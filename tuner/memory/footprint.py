@@ -7,6 +7,7 @@ must hold decides whether a configuration fits.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -60,10 +61,8 @@ def cuda_footprint(
     free = _replayed(sizes, events, settings, limit_bytes=None)
     on_device = free
     if room_bytes is not None and room_bytes < free.peak_reserved_bytes:
-        try:
+        with contextlib.suppress(OutOfMemory):
             on_device = _replayed(sizes, events, settings, limit_bytes=room_bytes)
-        except OutOfMemory:
-            room_bytes = None
     low_bytes, high_bytes = free.peak_allocated_bytes, on_device.peak_reserved_bytes
     return Footprint(
         free.peak_allocated_bytes,

@@ -1,8 +1,9 @@
 """What code gets that asks a fake tensor for its value.
 
-A fake has none. In a step the answer is neutral (1, or what a constant really is), noted with its
-place; in `setup` it is refused, since the value may shape the model: a neutral answer there would
-predict another one, silently.
+A fake has none. In a step the answer to a number is neutral (1, or what a constant really is), noted
+with its place; a truth value that nobody knows is `branch`, and the step is traced both ways. In
+`setup` an answer is refused, since the value may shape the model: a neutral one there would predict
+another model, silently.
 """
 
 from __future__ import annotations

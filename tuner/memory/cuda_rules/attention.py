@@ -70,16 +70,16 @@ def _efficient(call: Attention) -> torch.Tensor:
     bias = _float_mask(call.attn_mask, call.query.dtype)
     if bias is not None:
         bias = _aligned(bias).expand(*call.query.shape[:-1], call.key.size(-2))
-    out: torch.Tensor = _aten._scaled_dot_product_efficient_attention(
-        call.query, call.key, call.value, bias, call.needs_gradient, call.dropout_p, call.is_causal,
-        scale=call.scale,
-    )[0]  # fmt: skip
-    return out
+    return _biased(_aten._scaled_dot_product_efficient_attention, call, bias)
 
 
 def _cudnn(call: Attention) -> torch.Tensor:
     bias = _float_mask(call.attn_mask, call.query.dtype)
-    out: torch.Tensor = _aten._scaled_dot_product_cudnn_attention(
+    return _biased(_aten._scaled_dot_product_cudnn_attention, call, bias)
+
+
+def _biased(operator: Any, call: Attention, bias: torch.Tensor | None) -> torch.Tensor:
+    out: torch.Tensor = operator(
         call.query, call.key, call.value, bias, call.needs_gradient, call.dropout_p, call.is_causal,
         scale=call.scale,
     )[0]  # fmt: skip

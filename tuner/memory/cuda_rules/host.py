@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tuner.memory.fakes import device_kind
 from tuner.memory.rules import HOST, Journal, Substitute
 
 NAME = "host copies"
@@ -30,20 +31,11 @@ def _cuda(
 
 
 def _to(journal: Journal, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    kinds = [kind for kind in map(_kind, (*args[1:], kwargs.get("device"))) if kind]
-    rest = (torch.device("cpu") if _kind(argument) else argument for argument in args[1:])
-    options = {**kwargs, "device": torch.device("cpu")} if _kind(kwargs.get("device")) else kwargs
+    kinds = [kind for kind in map(device_kind, (*args[1:], kwargs.get("device"))) if kind]
+    rest = (torch.device("cpu") if device_kind(argument) else argument for argument in args[1:])
+    options = {**kwargs, "device": torch.device("cpu")} if device_kind(kwargs.get("device")) else kwargs
     result = function(args[0], *rest, **options)
     return _moved(journal, args[0], result, kinds[0]) if kinds else result
-
-
-def _kind(device: object) -> str | None:
-    """Return `cpu` or `cuda` for what names a device, else None; a number names a GPU."""
-    if isinstance(device, torch.device):
-        return device.type
-    if isinstance(device, str):
-        return device.partition(":")[0]
-    return "cuda" if isinstance(device, int) and not isinstance(device, bool) else None
 
 
 def _moved(journal: Journal, source: torch.Tensor, result: torch.Tensor, kind: str) -> torch.Tensor:
