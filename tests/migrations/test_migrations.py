@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "alembic"
-OURS = {"tuner_study", "tuner_trial", "tuner_metric", VERSION_TABLE}
+OURS = {*metadata.tables, VERSION_TABLE}
 UPGRADE = """
 import sys
 from tuner.store import migrations

@@ -34,7 +34,7 @@ def upgrade(engine: Engine) -> bool:
     """
     if is_current(engine):
         return False
-    with _file_lock(engine), engine.begin() as connection:
+    with _file_lock(engine), _transaction(engine) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
         revision = _revision(connection)
@@ -43,6 +43,31 @@ def upgrade(engine: Engine) -> bool:
         refuse_foreign(revision)
         upgrade_connection(connection)
     return True
+
+
+@contextlib.contextmanager
+def _transaction(engine: Engine) -> Iterator[Connection]:
+    """Begin a transaction in which a table can be made anew without its rows' children going with it.
+
+    SQLite changes a table by copying it and dropping the old one, which deletes what refers to it;
+    the switch that prevents this is deaf inside a transaction.
+    """
+    if engine.dialect.name != "sqlite":
+        with engine.begin() as connection:
+            yield connection
+        return
+    with engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        driver.execute("PRAGMA foreign_keys = OFF")
+        try:
+            with connection.begin():
+                yield connection
+                broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+                if broken:
+                    raise SchemaError(f"the upgrade would leave rows without their parents: {broken[:3]}")
+        finally:
+            driver.execute("PRAGMA foreign_keys = ON")
 
 
 def upgrade_connection(connection: Connection) -> None:

@@ -37,15 +37,6 @@ metadata = MetaData(
 )
 
 
-def _owner() -> list[Column[str] | Column[int]]:
-    return [
-        Column("owner_host", String(255), comment="host of the driver that holds the row, or NULL"),
-        Column("owner_boot_id", String(64), comment="boot of that host: a pid is unique within one"),
-        Column("owner_pid", Integer, comment="the driver's process"),
-        Column("owner_started", String(32), comment="its start, in clock ticks since boot"),
-    ]
-
-
 study = Table(
     "tuner_study",
     metadata,
@@ -65,9 +56,28 @@ study = Table(
     Column("settings", JSON, nullable=False, comment="resolved settings, each with its origin"),
     Column("created_at", DateTime(timezone=True), nullable=False, comment="UTC"),
     Column("tuner_version", String(32), nullable=False, comment="version that created the study"),
-    *_owner(),
-    Column("owner_seen_at", DateTime(timezone=True), comment="last sign of life of the owner, UTC"),
-    Column("stop_reason", Text, comment="set by `tuner stop`: the driver ends after the running trial"),
+)
+
+driver = Table(
+    "tuner_driver",
+    metadata,
+    Column("id", Integer, primary_key=True, comment="also the fencing token of what it holds: ids only grow"),
+    Column("study_id", ForeignKey(study.c.id, ondelete="CASCADE"), nullable=False, index=True),
+    Column("host", String(255), nullable=False, comment="where it runs"),
+    Column("boot_id", String(64), nullable=False, comment="boot of that host: a pid is unique within one"),
+    Column("pid", Integer, nullable=False, comment="its process"),
+    Column("started", String(32), nullable=False, comment="start of that process, in clock ticks since boot"),
+    Column("joined_at", DateTime(timezone=True), nullable=False, comment="UTC, by the database's clock"),
+    Column(
+        "seen_at", DateTime(timezone=True), nullable=False, comment="last sign of life, by the same clock"
+    ),
+    Column("ended_at", DateTime(timezone=True), comment="when it left, or was given up; NULL while it works"),
+    Column("end_reason", Text, comment="why it ended; 'lost' where others gave it up"),
+    Column("stop_reason", Text, comment="set by `tuner stop`: it ends after its running trials"),
+    Column(
+        "environment", JSON, comment="command line, settings with origins, git commit, versions, GPU driver"
+    ),
+    sqlite_autoincrement=True,
 )
 
 trial = Table(
@@ -91,6 +101,10 @@ trial = Table(
     Column("predicted_allocated_bytes", BigInteger, comment="predicted peak of the allocator's live blocks"),
     Column("prediction", JSON, comment="the whole prediction, as `tuner predict -f json` prints it"),
     Column("reservation_bytes", BigInteger, comment="the cap the trial ran under"),
+    Column("device", String(255), comment="the device it ran on: a GPU's UUID, or cpu@HOST"),
+    Column("attempt", Integer, nullable=False, server_default="1", comment="from 1; 2 with the whole budget"),
+    Column("attempts", JSON, comment="earlier attempts: reservation, outcome and evidence of each"),
+    Column("waiting_seconds", Double, comment="from its prediction to its launch"),
     Column("outcome", String(32), comment="NULL while it runs"),
     Column("value", Double, comment="best value of the objective's metric"),
     Column("peak_bytes", BigInteger, comment="measured peak device bytes"),
@@ -98,7 +112,12 @@ trial = Table(
     Column("allocated_bytes", BigInteger, comment="measured peak of the allocator's live blocks"),
     Column("reserved_bytes", BigInteger, comment="measured peak of the allocator's segments; CUDA only"),
     Column("baseline_bytes", BigInteger, comment="device bytes after the warm-up"),
+    Column("used_before_bytes", BigInteger, comment="used on the device before its launch, by anybody"),
+    Column("device_wide_bytes", BigInteger, comment="peak use of the device, other processes included"),
+    Column("host_peak_bytes", BigInteger, comment="peak resident bytes of the process on the host"),
+    Column("growth_bytes", BigInteger, comment="what each further training step left behind; 0 is the rule"),
     Column("phases", JSON, comment="measured peak device bytes by phase"),
+    Column("timeline", JSON, comment="device bytes over time, at most 512 points"),
     Column("metrics", JSON, comment="all metrics of the best epoch"),
     Column("reason", Text, comment="why it did not complete"),
     Column("failure", JSON, comment="evidence: phase, requested, allocated, reserved, free, traceback"),
@@ -112,8 +131,42 @@ trial = Table(
     Column("ended_at", DateTime(timezone=True), comment="UTC"),
     Column("seconds", Double, comment="from launch to end"),
     Column("prediction_seconds", Double, comment="how long the prediction took"),
-    *_owner(),
+    Column(
+        "driver_id", ForeignKey(driver.c.id, ondelete="SET NULL"), index=True, comment="who drove it last"
+    ),
+    Column("late_result", JSON, comment="a result that came after the trial had been given up"),
     UniqueConstraint("study_id", "number"),
+)
+
+slot = Table(
+    "tuner_slot",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("token", String(36), nullable=False, unique=True, comment="chosen by the driver: a claim repeats"),
+    Column("study_id", ForeignKey(study.c.id, ondelete="CASCADE"), nullable=False),
+    Column("driver_id", ForeignKey(driver.c.id, ondelete="CASCADE"), nullable=False, index=True),
+    Column("trial_id", ForeignKey(trial.c.id, ondelete="CASCADE"), comment="NULL until it was asked for"),
+    Column("repeats", Integer, comment="number of the trial whose params are run again, or NULL"),
+    Column("audit", Boolean, nullable=False, comment="true: the repeated trial was predicted not to fit"),
+    UniqueConstraint("study_id", "repeats"),
+)
+
+reservation = Table(
+    "tuner_reservation",
+    metadata,
+    Column("id", Integer, primary_key=True, comment="who waits longer has the smaller one"),
+    Column("driver_id", ForeignKey(driver.c.id, ondelete="CASCADE"), nullable=False, index=True),
+    Column("trial_id", ForeignKey(trial.c.id, ondelete="CASCADE"), nullable=False, unique=True),
+    Column("device", String(255), nullable=False, index=True, comment="a GPU's UUID, or cpu@HOST"),
+    Column("device_bytes", BigInteger, nullable=False, comment="set aside on the device"),
+    Column("host", String(255), nullable=False, comment="whose memory the process takes"),
+    Column(
+        "host_bytes", BigInteger, nullable=False, comment="set aside there; 0 where the device is the host"
+    ),
+    Column("pid", Integer, comment="the trial's process, once it runs"),
+    Column("asked_at", DateTime(timezone=True), nullable=False, comment="UTC, by the database's clock"),
+    Column("granted_at", DateTime(timezone=True), comment="NULL while it waits"),
+    sqlite_autoincrement=True,
 )
 
 metric = Table(
@@ -125,6 +178,9 @@ metric = Table(
     Column("value", Double, comment="NULL for NaN"),
     Column("seconds", Double, comment="since the start of training"),
     Column("peak_bytes", BigInteger, comment="peak device bytes so far"),
+    Column("epoch_peak_bytes", BigInteger, comment="peak device bytes within the epoch"),
+    Column("epoch_allocated_bytes", BigInteger, comment="peak of live blocks within the epoch; CUDA only"),
+    Column("epoch_reserved_bytes", BigInteger, comment="peak of segments within the epoch; CUDA only"),
 )
 
 # A front's point needs a finite value: ±inf and NaN cannot be compared with memory. NaN is larger
@@ -136,6 +192,7 @@ CREATE VIEW tuner_trials AS
 SELECT s.name AS study, t.number, coalesce(t.outcome, 'running') AS outcome, t.value, s.metric,
        s.direction, t.peak_bytes, t.predicted_bytes, t.predicted_low_bytes, t.predicted_high_bytes,
        t.allocated_bytes, t.predicted_allocated_bytes, t.reserved_bytes, t.baseline_bytes,
+       t.growth_bytes, t.host_peak_bytes, t.device, t.reservation_bytes, t.attempt, t.waiting_seconds,
        s.budget_bytes, t.verdict, t.fits_probability, t.audit, t.params, t.metrics, t.reason,
        t.seconds, t.prediction_seconds, t.asked_at, t.started_at, t.ended_at, t.run_folder, t.id AS trial_id,
        s.id AS study_id
