@@ -51,17 +51,19 @@ def test_a_request_of_another_version_is_refused(folder: RunFolder) -> None:
 
 def test_what_is_not_there_yet_is_none_or_empty(folder: RunFolder) -> None:
     assert folder.read_report() is None
-    assert folder.stop_reason() is None
+    assert folder.stop_request() is None
+    assert folder.read_result() is None
     assert folder.read_events() == []
     assert folder.log_tail() == ""
 
 
 def test_a_report_and_a_reason_to_stop_are_read_as_they_were_written(folder: RunFolder) -> None:
     folder.write_report({"outcome": "completed", "value": float("inf")})
-    folder.ask_to_stop("pruned: ünicode\nand two lines")
+    request = StopRequest(Outcome.TIMED_OUT, "ünicode\nand two lines")
+    folder.ask_to_stop(request)
 
     assert folder.read_report() == {"outcome": "completed", "value": float("inf")}
-    assert folder.stop_reason() == "pruned: ünicode\nand two lines"
+    assert folder.stop_request() == request
     assert RunFolder(folder.path).read_report() is not None  # used again, not emptied
 
 
