@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.execution import run_folder
-from tuner.execution.run_folder import Request, RunFolder, folder_name, write_json, write_text
+from tuner.execution.run_folder import Request, RunFolder, StopRequest, folder_name, write_json
+from tuner.records import Outcome
 
 REQUEST = Request(
     workload="/abs/study.py:Net",
@@ -145,7 +146,8 @@ def test_a_line_that_did_not_fit_on_the_disk_costs_no_other_event(folder: RunFol
     code = """
 import os, resource, sys
 from pathlib import Path
-from tuner.execution.run_folder import RunFolder
+from tuner.execution.run_folder import Request, RunFolder, StopRequest, folder_name, write_json
+from tuner.records import Outcome
 folder = RunFolder(Path(sys.argv[1]))
 folder.append_event("first")
 size = os.path.getsize(folder.path / "events.jsonl")
