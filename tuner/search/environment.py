@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import tuner
 from tuner.measure import nvml
-from tuner.scheduling.devices import choose_place
+from tuner.scheduling.devices import choose_places
 from tuner.search.git import revision_of
 from tuner.store.masking import masked
 from tuner.store.rows import storable_text
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 VERSION = 1
 _PACKAGES = ("torch", "numpy", "optuna", "sqlalchemy")
 # What changes figures from outside: devices, the allocator's options, threads, deterministic cuBLAS.
-_VARIABLES = (
+VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
     "PYTORCH_ALLOC_CONF",
@@ -59,7 +59,6 @@ def driver_environment(plan: Plan) -> dict[str, Any]:
         "command": ["tuner", *sys.argv[1:]],
         "cwd": _cwd(),
         **host_environment(),
-        "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "study_file": None if file is None else str(file),
         "workload_digest": plan.loaded.digest,
         "git": git_state(file),
@@ -70,12 +69,12 @@ def driver_environment(plan: Plan) -> dict[str, Any]:
 
 
 def host_environment() -> dict[str, Any]:
-    """Return host, versions and GPUs: the keys `host` to `gpu_problem` of `driver_environment`."""
+    """Return host, versions, GPUs and variables: `host` to `variables` of `driver_environment`."""
     devices = nvml.devices()
     return {
         "host": socket.gethostname(),
         "platform": platform.platform(),
-        "processor": choose_place("cpu").name,
+        "processor": choose_places("cpu")[0].name,
         "python": platform.python_version(),
         "packages": {"tuner": tuner.__version__, **{name: _version(name) for name in _PACKAGES}},
         "gpu_driver": devices.driver,
@@ -84,6 +83,7 @@ def host_environment() -> dict[str, Any]:
             for gpu in devices.found
         ],
         "gpu_problem": devices.problem,
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 
 
