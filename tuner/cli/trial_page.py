@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -180,7 +181,7 @@ def _commit(driver: dict[str, Any]) -> str | None:
     if git is None:
         return "none: the study file is in no repository"
     state = {True: " dirty", False: "", None: " (whether it was dirty is not known)"}[git["dirty"]]
-    return f"{git['commit'] or 'none yet'}{state}, of {_near(git['root'])}"
+    return f"{git['commit'] or 'none yet'}{state}, of {git['root']}"
 
 
 def _digest(at_creation: str, in_trial: str | None) -> str:
@@ -214,7 +215,7 @@ def _line(title: str, text: str) -> str:
     if len(title) > _TITLE_WIDTH:
         head = f"  {title[: _WIDTH - 3]}\n{' ' * (_TITLE_WIDTH + 3)}"
     room = _WIDTH - _TITLE_WIDTH - 3
-    wrapped = click.wrap_text(text, room).splitlines() or [""]
+    wrapped = textwrap.wrap(text, room, break_on_hyphens=False) or [""]
     return head + f"\n{' ' * (_TITLE_WIDTH + 3)}".join(wrapped)
 
 

@@ -18,7 +18,8 @@ from tuner.records import Outcome, Record, TrialResult
 from tuner.store.rows import MetricRecord, StudyRecord, TrialRecord
 from tuner.units import MIB, format_bytes
 
-# RESIDENT_FIGURES
+# Six runs each of tests/workloads/tiny.py, studies/digits_cnn.py and studies/char_gpt.py, two sizes, 1
+# and 2 threads, on a busy machine: highest less lowest resident peak is 0.2 to 4.3 MiB, 0.9 % at most.
 RESIDENT_SHARE = 0.02
 RESIDENT_BYTES = 8 * MIB
 # Not measured: kernels that choose their workspace by what is free, allocations in another order.
