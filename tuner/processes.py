@@ -23,6 +23,7 @@ from typing import Any
 from tuner.records import Owner
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
+_NOT_FOR_CHILDREN = ("TUNER_STORAGE",)  # it may hold a password, and a child opens no database
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Child:
     Args:
         command: The program (an absolute path) and its arguments.
         log: File that receives the child's standard output and error.
-        environment: Variables set over the driver's own.
+        environment: Variables set over the driver's own, of which a child gets all but the storage URL.
         cwd: The child's working folder.
         channels: File descriptors that the child inherits.
     """
@@ -59,13 +60,14 @@ class Child:
         channels: Sequence[int] = (),
     ) -> None:
         joined = ",".join(map(str, channels)) or "-"
+        inherited = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_CHILDREN}
         with log.open("ab") as log_file:
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_SUPERVISOR), joined, *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log_file,
-                env={**os.environ, **(environment or {})},
+                env={**inherited, **(environment or {})},
                 cwd=cwd,
                 pass_fds=tuple(channels),
                 start_new_session=True,  # Ctrl-C in the terminal is the driver's to handle
