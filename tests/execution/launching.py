@@ -1,0 +1,40 @@
+"""Running trials of one workload in real child processes, several at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tuner.execution.launcher import LocalLauncher
+from tuner.execution.run_folder import Request, RunFolder
+from tuner.records import TrialResult
+from tuner.units import GIB
+
+
+def request_for(reference: str, params: dict[str, Any], **changes: Any) -> Request:
+    """Return a request on the CPU, capped at 2 GiB, one thread, no profile."""
+    plain: dict[str, Any] = {
+        "device": "cpu",
+        "reservation_bytes": 2 * GIB,
+        "context_bytes": None,
+        "seed": 1,
+        "threads": 1,
+        "example_steps": (0, 0),
+    }
+    return Request(workload=reference, params=params, **{**plain, **changes})
+
+
+def run_one(root: Path, name: str, request: Request) -> TrialResult:
+    """Run one trial in a launcher of its own, in the folder `name` below `root`."""
+    with LocalLauncher(root, request.workload) as launcher:
+        folder = RunFolder.create(root / name)
+        return launcher.run(folder, request, timeout_seconds=240, should_stop=lambda: False)
+
+
+def run_together(root: Path, requests: Mapping[str, Request], at_once: int) -> dict[str, TrialResult]:
+    """Run trials, `at_once` at a time; return their results by name."""
+    with ThreadPoolExecutor(at_once) as threads:
+        results = threads.map(lambda item: run_one(root, *item), requests.items())
+        return dict(zip(requests, results, strict=True))
