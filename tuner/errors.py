@@ -7,7 +7,8 @@
     ├── TooManyFailures         the study stopped itself                       exit 4
     ├── StoreError              the database cannot be used                    exit 5
     │   ├── SchemaError         its schema is newer, older or foreign          exit 5
-    │   └── StudyBusy           another live driver works on the study         exit 5
+    │   ├── StudyBusy           a live driver works on the study               exit 5
+    │   └── LeaseLost           others gave this driver up for lost; caught by the loop
     ├── Interrupted             Ctrl-C or SIGTERM; the study can be resumed    exit 130
     └── Untraceable             a step that cannot be run on fake tensors; caught by the
                                 predictor, which then says so instead of predicting
@@ -76,7 +77,11 @@ class SchemaError(StoreError):
 
 
 class StudyBusy(StoreError):
-    """Another driver that is alive works on the same study."""
+    """A driver that is alive works on the study."""
+
+
+class LeaseLost(StoreError):
+    """This driver, or its trial, was given up for lost: what it holds is others' now."""
 
 
 class Interrupted(TunerError):

@@ -23,15 +23,14 @@ _PATIENCE_SECONDS = 5.0
 
 
 def new_mark(owner: Owner) -> str:
-    """Return a mark for one child of `owner`: who started it, in which pid namespace, and a token."""
-    fields = (owner.host, owner.boot_id, str(owner.pid), owner.started, _pid_namespace(), uuid.uuid4().hex)
-    return "/".join(fields)
+    """Return a mark for one child of `owner`: who started it, and a token."""
+    return ",".join((owner.host, owner.boot_id, str(owner.pid), owner.started, uuid.uuid4().hex))
 
 
 def owner_of(mark: str) -> Owner | None:
-    """Return who started a marked process; None for another pid namespace, whose pids say nothing."""
-    fields = mark.split("/")
-    if len(fields) != 6 or fields[4] != _pid_namespace() or not fields[2].isdigit():
+    """Return who started a marked process; None for what is no mark of ours."""
+    fields = mark.split(",")
+    if len(fields) != 5 or not fields[2].isdigit():
         return None
     return Owner(fields[0], fields[1], int(fields[2]), fields[3])
 
@@ -86,10 +85,3 @@ def _pids() -> Iterator[int]:
     for name in os.listdir("/proc"):  # noqa: PTH208 - Path objects for every process are slow
         if name.isdigit() and int(name) != mine:
             yield int(name)
-
-
-def _pid_namespace() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""

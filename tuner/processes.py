@@ -97,6 +97,11 @@ class Child:
                 return None
         return self._exit
 
+    def fileno(self) -> int:
+        """Return a descriptor that can be read when something has happened; -1 after the end."""
+        pipe = self._supervisor.stdout
+        return -1 if pipe is None or pipe.closed else pipe.fileno()
+
     def kill(self) -> ExitStatus:
         """Kill the child and everything it started; return how it ended."""
         self._killed = True
@@ -182,7 +187,11 @@ def is_alive(owner: Owner) -> bool | None:
     """Return whether an owner still runs; None for another host, of which nothing is known."""
     if owner.host != socket.gethostname():
         return None
-    return owner.boot_id == _boot_id() and _start_time(owner.pid) == owner.started
+    boot, space = owner.boot_id.partition("/")[::2]
+    own_boot, own_space = _boot_id().partition("/")[::2]
+    if boot == own_boot and space != own_space:
+        return None  # a container that calls itself by the same name: its pids mean nothing here
+    return boot == own_boot and _start_time(owner.pid) == owner.started
 
 
 def kill_orphans() -> list[int]:
@@ -199,10 +208,13 @@ def kill_orphans() -> list[int]:
 
 
 def _boot_id() -> str:
+    """Return the boot and the namespace of pids, within which a pid and its start are unique."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        space = Path("/proc/self/ns/pid").readlink().name
     except OSError:
         return ""
+    return f"{boot}/{space.strip('pid:[]')}"
 
 
 def _start_time(pid: int) -> str | None:

@@ -244,6 +244,7 @@ class TrialResult(Record):
         environment: Versions, threads and flags of the process that ran it.
         checkpoint: Path of the kept weights below the run folder, or None.
         warnings: What the process noticed, a sentence each.
+        host_peak_bytes: Peak resident bytes of its process on the host.
     """
 
     outcome: Outcome
@@ -256,6 +257,7 @@ class TrialResult(Record):
     environment: dict[str, Any] = field(default_factory=dict)
     checkpoint: str | None = None
     warnings: tuple[str, ...] = ()
+    host_peak_bytes: int | None = None
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:

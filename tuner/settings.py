@@ -42,6 +42,13 @@ def _whole(text: str) -> int:
     return number
 
 
+def _jobs(text: str) -> int:
+    jobs = _whole(text)
+    if jobs == 0:
+        raise UsageError("with 0 jobs no trial would ever run")
+    return jobs
+
+
 def _seed(text: str) -> int:
     seed = _whole(text)
     if seed >= 1 << 63:
@@ -76,8 +83,10 @@ def _checkpoints(text: str) -> str:
 SPECS: dict[str, _Spec] = {
     "storage": _Spec(str, "sqlite:///tuner.db", "database URL"),
     "runs_dir": _Spec(str, "tuner-runs", "folder of the run folders"),
-    "target": _Spec(str, None, "device: cpu, cuda, cuda:N; by default the best one present"),
+    "target": _Spec(str, None, "devices: cpu, cuda, cuda:N, cuda:N,M; by default the best present"),
     "budget": _Spec(parse_bytes, None, "device bytes one trial may take"),
+    "pool": _Spec(parse_bytes, None, "device bytes all trials on a device may take together"),
+    "jobs": _Spec(_jobs, None, "the most trials that run at once; by default memory decides"),
     "trials": _Spec(_whole, 30, "launched trials in the study"),
     "study_name": _Spec(str, None, "study to create or resume; by default the workload's name"),
     "seed": _Spec(_seed, None, "makes a CPU run repeatable"),

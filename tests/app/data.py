@@ -8,6 +8,7 @@ from typing import Any
 from tuner.processes import this_process
 from tuner.records import Band, EpochMetrics, Failure, Outcome, Peaks, Prediction, TrialResult, Verdict
 from tuner.store import migrations
+from tuner.store.drivers import Drivers
 from tuner.store.engine import open_engine, parse_url
 from tuner.store.rows import NewStudy
 from tuner.store.writer import Writer
@@ -84,8 +85,9 @@ def fill(url: str, name: str = "digits", numbers: Any = range(TRIALS), **changes
         migrations.upgrade(engine)
         writer = Writer(engine)
         study_id = writer.create_study(new_study(name, **changes))
+        driver_id = Drivers(engine).join(study_id, this_process())
         for number in numbers:
-            trial_id = writer.add_trial(study_id, number, params(number), owner=this_process())
+            trial_id = writer.add_trial(study_id, number, params(number), driver_id=driver_id)
             writer.record_prediction(trial_id, prediction(number))
             if number not in PRUNED:
                 folder = Path(parse_url(url).database or "").parent / "runs" / str(number)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import select
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tuner.execution.launcher import LocalLauncher
+from tuner.execution.launcher import LocalLauncher, Running
 from tuner.execution.run_folder import Request, RunFolder
 from tuner.records import TrialResult
 from tuner.units import GIB
@@ -26,11 +28,21 @@ def request_for(reference: str, params: dict[str, Any], **changes: Any) -> Reque
     return Request(workload=reference, params=params, **{**plain, **changes})
 
 
+def finish(trial: Running, seconds: float = 240) -> TrialResult:
+    """Wait for the end of a trial; return what became of it."""
+    deadline = time.monotonic() + seconds
+    while (result := trial.poll()) is None:
+        if time.monotonic() > deadline:
+            trial.kill()
+            raise AssertionError(f"the trial runs for more than {seconds} s")
+        select.select([trial], [], [], 0.1)
+    return result
+
+
 def run_one(root: Path, name: str, request: Request) -> TrialResult:
     """Run one trial in a launcher of its own, in the folder `name` below `root`."""
     with LocalLauncher(root, request.workload) as launcher:
-        folder = RunFolder.create(root / name)
-        return launcher.run(folder, request, timeout_seconds=240, should_stop=lambda: False)
+        return finish(launcher.start(RunFolder.create(root / name), request))
 
 
 def run_together(root: Path, requests: Mapping[str, Request], at_once: int) -> dict[str, TrialResult]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
+from tests.execution.running import finished
 from tuner.execution.failures import classify
 from tuner.execution.launcher import LocalLauncher
 from tuner.execution.run_folder import Request, RunFolder
@@ -72,7 +73,7 @@ def test_a_last_batch_of_one_is_an_error_of_data_never_of_memory(tmp_path: Path)
                 example_steps=(3, 0),
             )
             folder = RunFolder.create(tmp_path / str(batch_size))
-            return launcher.run(folder, request, timeout_seconds=None, should_stop=lambda: False)
+            return finished(launcher.start(folder, request))
 
         sizes = (8, 13, 16, 32, 64)
         with ThreadPoolExecutor(len(sizes)) as threads:

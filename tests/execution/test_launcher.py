@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.conftest import TINY, processes_with
+from tests.execution.running import finished
 from tuner.execution.launcher import LocalLauncher
 from tuner.execution.run_folder import Request, RunFolder
 from tuner.records import Outcome, TrialResult
@@ -31,7 +32,8 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
             *,
             width: int = 16,
             cap: int | None = 2 * GIB,
-            timeout: float | None = None,
+            timeout: float = 300.0,
+            grace: float = 0.0,
             should_stop: Callable[[], bool] = lambda: False,
             seed: int = 1,
         ) -> TrialResult:
@@ -46,7 +48,8 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
                 example_steps=(3, 2),
             )
             folder = RunFolder.create(tmp_path / f"{mode}-{width}-{seed}")
-            return launcher.run(folder, request, timeout_seconds=timeout, should_stop=should_stop)
+            trial = launcher.start(folder, request)
+            return finished(trial, timeout=timeout, should_stop=should_stop, grace=grace)
 
         yield run
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -15,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.execution.launching import request_for
+from tests.execution.launching import finish, request_for
 from tests.workloads.leftovers import KINDS
-from tuner.execution.launcher import LocalLauncher
-from tuner.execution.run_folder import RunFolder
+from tuner.execution.launcher import LocalLauncher, LocalTrial
+from tuner.execution.run_folder import RunFolder, StopRequest
 from tuner.records import Outcome, TrialResult
 
 WORKLOAD = f"{ROOT / 'tests' / 'workloads' / 'leftovers.py'}:Leftovers"
@@ -27,16 +26,17 @@ MARK = "LEFTOVERS_TEST"
 DRIVER = """
 import pathlib, sys
 from tests.execution import test_leftovers
-test_leftovers.drive(pathlib.Path(sys.argv[1]), lambda: False)
+test_leftovers.drive(pathlib.Path(sys.argv[1]))
 """
 
 
-def drive(root: Path, should_stop: object) -> TrialResult:
-    assert callable(should_stop)
+def launch(launcher: LocalLauncher, root: Path) -> LocalTrial:
+    return launcher.start(RunFolder.create(root / "trial"), request_for(WORKLOAD, {"folder": str(root)}))
+
+
+def drive(root: Path) -> TrialResult:
     with LocalLauncher(root, WORKLOAD) as launcher:
-        request = request_for(WORKLOAD, {"folder": str(root)})
-        folder = RunFolder.create(root / "trial")
-        return launcher.run(folder, request, timeout_seconds=240, should_stop=should_stop)
+        return finish(launch(launcher, root))
 
 
 class Trial:
@@ -95,47 +95,38 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trial]:
         os.kill(pid, signal.SIGKILL)
 
 
-class InThread(threading.Thread):
-    """Drives a trial in this process, while the test looks on."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__()
-        self._root, self.result, self.stop = root, None, threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        self.result = drive(self._root, self.stop.is_set)
-
-    def outcome(self) -> Outcome:
-        self.join(30)
-        assert self.result is not None
-        return self.result.outcome
+@pytest.fixture
+def running(trial: Trial) -> Iterator[LocalTrial]:
+    """The trial, launched from here, with its workers there."""
+    with LocalLauncher(trial.root, WORKLOAD) as launcher:
+        running = launch(launcher, trial.root)
+        trial.child()
+        assert running.poll() is None
+        yield running
+        running.kill()
 
 
-def test_a_trial_that_is_stopped_leaves_no_loader_worker(trial: Trial) -> None:
-    """A time-out takes the same way: the driver kills the trial."""
-    driver = InThread(trial.root)
-    trial.child()
-    driver.stop.set()
+def test_a_trial_that_runs_too_long_leaves_no_loader_worker(trial: Trial, running: LocalTrial) -> None:
+    """It hangs in its data, so that it does not see that it is asked to end: killed after the grace."""
+    running.stop(StopRequest(Outcome.TIMED_OUT, "ran longer than 1 s"), grace_seconds=0.5)
 
-    assert driver.outcome() is Outcome.INTERRUPTED
+    assert finish(running, 0.5 + GONE_SECONDS).outcome is Outcome.TIMED_OUT
     trial.assert_gone()
 
 
-def test_a_trial_killed_from_outside_leaves_no_loader_worker(trial: Trial) -> None:
-    driver = InThread(trial.root)
+def test_a_trial_killed_from_outside_leaves_no_loader_worker(trial: Trial, running: LocalTrial) -> None:
     os.kill(trial.child(), signal.SIGKILL)
 
+    assert finish(running, GONE_SECONDS).outcome is Outcome.KILLED
     trial.assert_gone()
-    assert driver.outcome() is Outcome.KILLED
 
 
-def test_a_killed_supervisor_leaves_no_loader_worker(trial: Trial) -> None:
-    driver = InThread(trial.root)
+def test_a_killed_supervisor_leaves_no_loader_worker(trial: Trial, running: LocalTrial) -> None:
+    assert running.pid == trial.child()
     os.kill(trial.supervisor(), signal.SIGKILL)
 
+    assert finish(running, GONE_SECONDS).outcome is Outcome.KILLED
     trial.assert_gone()
-    assert driver.outcome() is Outcome.KILLED
 
 
 def test_a_killed_driver_leaves_no_loader_worker(trial: Trial) -> None:

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.execution import run_folder
-from tuner.execution.run_folder import Request, RunFolder, folder_name, write_json, write_text
+from tuner.execution.run_folder import Request, RunFolder, StopRequest, folder_name, write_json
+from tuner.records import Outcome
 
 REQUEST = Request(
     workload="/abs/study.py:Net",
@@ -51,17 +52,19 @@ def test_a_request_of_another_version_is_refused(folder: RunFolder) -> None:
 
 def test_what_is_not_there_yet_is_none_or_empty(folder: RunFolder) -> None:
     assert folder.read_report() is None
-    assert folder.stop_reason() is None
+    assert folder.stop_request() is None
+    assert folder.read_result() is None
     assert folder.read_events() == []
     assert folder.log_tail() == ""
 
 
 def test_a_report_and_a_reason_to_stop_are_read_as_they_were_written(folder: RunFolder) -> None:
     folder.write_report({"outcome": "completed", "value": float("inf")})
-    folder.ask_to_stop("pruned: ünicode\nand two lines")
+    request = StopRequest(Outcome.TIMED_OUT, "ünicode\nand two lines")
+    folder.ask_to_stop(request)
 
     assert folder.read_report() == {"outcome": "completed", "value": float("inf")}
-    assert folder.stop_reason() == "pruned: ünicode\nand two lines"
+    assert folder.stop_request() == request
     assert RunFolder(folder.path).read_report() is not None  # used again, not emptied
 
 
@@ -143,7 +146,8 @@ def test_a_line_that_did_not_fit_on_the_disk_costs_no_other_event(folder: RunFol
     code = """
 import os, resource, sys
 from pathlib import Path
-from tuner.execution.run_folder import RunFolder
+from tuner.execution.run_folder import Request, RunFolder, StopRequest, folder_name, write_json
+from tuner.records import Outcome
 folder = RunFolder(Path(sys.argv[1]))
 folder.append_event("first")
 size = os.path.getsize(folder.path / "events.jsonl")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import TINY, Tuner
+from tests.execution.running import finished
 from tuner.execution.launcher import LocalLauncher
 from tuner.execution.run_folder import Request, RunFolder
 from tuner.measure import nvml
@@ -33,11 +34,10 @@ def launched(folder: Path, *, width: int, cap: int) -> TrialResult:
         seed=1,
         threads=2,
         example_steps=(3, 2),
+        visible_device=device.uuid,
     )
-    with LocalLauncher(folder, f"{TINY}:Tiny", device.uuid) as launcher:
-        return launcher.run(
-            RunFolder.create(folder / "run"), request, timeout_seconds=120, should_stop=lambda: False
-        )
+    with LocalLauncher(folder, f"{TINY}:Tiny", "cuda") as launcher:
+        return finished(launcher.start(RunFolder.create(folder / "run"), request), timeout=120)
 
 
 def test_a_study_runs_on_a_gpu(tuner: Tuner) -> None:

@@ -8,21 +8,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from tuner.execution.run_folder import Request, RunFolder
+from tuner.execution.run_folder import Request, RunFolder, StopRequest
 from tuner.memory.prediction import Estimate
 from tuner.memory.predictor import Predictor
 from tuner.processes import this_process
-from tuner.records import Outcome, Peaks, Prediction, TrialResult
+from tuner.records import Outcome, Peaks, TrialResult
 from tuner.scheduling.devices import Place
-from tuner.search.loop import Ended, Goal, Stopper, StudyLoop
+from tuner.scheduling.ledger import Ledger
+from tuner.search.events import Ended, Goal, Launched, Stopper
+from tuner.search.loop import StudyLoop
 from tuner.search.optuna_study import OptunaStudy
 from tuner.search.recover import recover
 from tuner.search.session import Plan, Session
 from tuner.settings import resolve
 from tuner.store import migrations
+from tuner.store.drivers import Drivers
 from tuner.store.engine import open_engine, parse_url
 from tuner.store.reader import Reader
+from tuner.store.reservations import Reservations
 from tuner.store.rows import NewStudy
+from tuner.store.slots import Slots
 from tuner.store.writer import Writer
 from tuner.units import GIB, MIB
 from tuner.workload import LoadedWorkload, Maximize, Workload
@@ -40,6 +45,27 @@ class Widths(Workload):
         return {"width": trial.suggest_int("width", 2, 20)}
 
 
+class FunctionTrial:
+    """A trial that has ended when it is first looked at."""
+
+    pid = None
+
+    def __init__(self, result: TrialResult) -> None:
+        self._result = result
+
+    def fileno(self) -> int:
+        return -1
+
+    def poll(self) -> TrialResult | None:
+        return self._result
+
+    def stop(self, request: StopRequest, *, grace_seconds: float) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+
 class FunctionPredictor:
     """Predicts `allocated(params)` bytes above the context."""
 
@@ -50,6 +76,9 @@ class FunctionPredictor:
         size = self._allocated(params)
         return Estimate(size, size, size, notes=() if size is not None else ("cannot be traced: so",))
 
+    def cancel(self) -> None:
+        pass
+
 
 class FunctionLauncher:
     """Ends each trial with `result(params)`; keeps what was launched."""
@@ -58,9 +87,12 @@ class FunctionLauncher:
         self._result = result
         self.launched: list[dict[str, Any]] = []
 
-    def run(self, folder: RunFolder, request: Request, **kwargs: Any) -> TrialResult:
+    def prepare(self) -> None:
+        pass
+
+    def start(self, folder: RunFolder, request: Request) -> FunctionTrial:
         self.launched.append(request.params)
-        return self._result(request.params)
+        return FunctionTrial(self._result(request.params))
 
 
 class Watcher:
@@ -68,10 +100,19 @@ class Watcher:
 
     def __init__(self) -> None:
         self.trials: list[Ended] = []
+        self.repeated: list[Ended] = []
+        self.launches: list[Launched] = []
+        self.waits: list[tuple[int, str]] = []
         self.notes: list[str] = []
 
-    def launched(self, number: int, params: dict[str, Any], prediction: Prediction) -> None:
-        pass
+    def waiting(self, number: int, reason: str) -> None:
+        self.waits.append((number, reason))
+
+    def launched(self, trial: Launched) -> None:
+        self.launches.append(trial)
+
+    def again(self, trial: Ended) -> None:
+        self.repeated.append(trial)
 
     def ended(self, trial: Ended) -> None:
         self.trials.append(trial)
@@ -100,19 +141,23 @@ def session_on(
     seed: int | None = None,
     single: bool = False,
     workload: Workload | None = None,
+    jobs: int = 1,
+    pool_bytes: int | None = None,
 ) -> Iterator[Session]:
     """Open a study called `widths` as `tuner run` would."""
     url = parse_url(url_text)
     workload = workload or Widths()
     engine = open_engine(url)
     migrations.upgrade(engine)
-    writer, reader, owner = Writer(engine), Reader(engine), this_process()
+    writer, reader, drivers = Writer(engine), Reader(engine), Drivers(engine)
     loaded = LoadedWorkload(workload, "widths.py:Widths", "widths:Widths", "0" * 64)
     plan = Plan(
         loaded=loaded,
-        place=Place("cpu", "a CPU", None, 64 * GIB, 32 * GIB),
+        places=(Place("cpu", "a CPU", None, 64 * GIB, 32 * GIB),),
         name="widths",
         budget_bytes=BUDGET,
+        pool_bytes=pool_bytes,
+        jobs=jobs,
         single=single,
         seed=seed,
         threads=1,
@@ -137,17 +182,31 @@ def session_on(
         tuner_version="0",
     )
     study_id = writer.create_study(new)
-    writer.claim_study(study_id, owner)
-    optuna_study = OptunaStudy(url, "widths", maximize=True, single=single, seed=seed)
+    driver_id = drivers.join(study_id, this_process())
+    optuna_study = OptunaStudy(url, "widths", maximize=True, single=single, seed=seed, parallel=jobs > 1)
     predictor = cast("Predictor", FunctionPredictor(allocated))
     try:
         study = reader.study("widths")
-        session = Session(plan, study, owner, writer, reader, optuna_study, predictor, seed or 7)
+        session = Session(
+            plan=plan,
+            study=study,
+            driver_id=driver_id,
+            engine=engine,
+            writer=writer,
+            reader=reader,
+            optuna=optuna_study,
+            drivers=drivers,
+            slots=Slots(engine),
+            reservations=Reservations(engine),
+            predictor=predictor,
+            seed_base=seed or 7,
+            environment={},
+        )
         recover(session)
         yield session
     finally:
         optuna_study.close()
-        writer.release_study(study_id, owner)
+        drivers.leave(driver_id, "done")
         engine.dispose()
 
 
@@ -159,7 +218,9 @@ def run_loop(
 ) -> tuple[FunctionLauncher, Watcher]:
     """Run the loop; return what was launched and what was seen."""
     launcher, watcher = FunctionLauncher(result), Watcher()
-    StudyLoop(session, launcher, watcher, goal, stopper or Stopper()).run()
+    ledger = Ledger(session.reservations, session.plan.places, pool_bytes=session.plan.pool_bytes)
+    loop = StudyLoop(session, launcher, ledger, observer=watcher, goal=goal, stopper=stopper or Stopper())
+    loop.run()
     return launcher, watcher
 
 

@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from tests.search.stand_ins import BUDGET, CONTEXT, Widths, completed, failing, fits, run_loop, session_on
 from tuner.errors import Interrupted, NothingFeasible, TooManyFailures, WorkloadError
 from tuner.records import Failure, Outcome, Peaks, TrialResult
-from tuner.search.loop import Goal, Stopper
+from tuner.search.events import Goal, Stopper
 from tuner.search.optuna_study import optuna_storage
 from tuner.store.engine import parse_url
 from tuner.units import MIB
@@ -180,7 +180,7 @@ def test_stopping_between_trials_is_an_interruption(sqlite_url: str, tmp_path: P
 
 def test_tuner_stop_reaches_the_loop(sqlite_url: str, tmp_path: Path) -> None:
     with session_on(sqlite_url, tmp_path) as session:
-        session.writer.request_stop(session.study.id, "asked to stop")
+        session.drivers.request_stop(session.study.id, "asked to stop")
         with pytest.raises(Interrupted, match="asked to stop"):
             run_loop(session, Goal(trials=9))
 

@@ -12,7 +12,8 @@ from tests.search.stand_ins import completed, run_loop, session_on
 from tests.search.test_loop import optuna_trials
 from tuner.execution.run_folder import RunFolder
 from tuner.records import TrialResult
-from tuner.search.loop import Goal, StudyLoop
+from tuner.search.events import Goal
+from tuner.search.loop import StudyLoop
 from tuner.search.optuna_study import OptunaStudy
 from tuner.store.writer import Writer
 
@@ -84,7 +85,9 @@ def test_a_report_that_was_written_is_recorded_not_repeated(sqlite_url: str, tmp
     with session_on(sqlite_url, tmp_path) as session:
         trial = session.optuna.ask()
         params = session.plan.loaded.workload.suggest(trial)
-        trial_id = session.writer.add_trial(session.study.id, trial.number, params, owner=session.owner)
+        trial_id = session.writer.add_trial(
+            session.study.id, trial.number, params, driver_id=session.driver_id
+        )
         session.writer.record_launch(trial_id, run_folder=str(folder.path), reservation_bytes=1)
     folder.write_report(completed(params).to_json())
     with session_on(sqlite_url, tmp_path) as session:
@@ -96,7 +99,7 @@ def test_interrupted_params_are_run_again_first(sqlite_url: str, tmp_path: Path)
     with session_on(sqlite_url, tmp_path) as session:
         trial = session.optuna.ask()
         params = session.plan.loaded.workload.suggest(trial)
-        session.writer.add_trial(session.study.id, trial.number, params, owner=session.owner)
+        session.writer.add_trial(session.study.id, trial.number, params, driver_id=session.driver_id)
     with session_on(sqlite_url, tmp_path, allocated=lambda p: 1 << 20) as session:
         launcher, _ = run_loop(session, Goal(trials=2))
         trials = session.reader.trials(session.study.id)

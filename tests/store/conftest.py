@@ -14,9 +14,12 @@ from sqlalchemy import URL, Engine, text
 from tuner.processes import this_process
 from tuner.records import Owner
 from tuner.store import migrations
+from tuner.store.drivers import Drivers
 from tuner.store.engine import open_engine, parse_url
 from tuner.store.reader import Reader
+from tuner.store.reservations import Reservations
 from tuner.store.rows import NewStudy
+from tuner.store.slots import Slots
 from tuner.store.writer import Writer
 
 if TYPE_CHECKING:
@@ -48,6 +51,9 @@ class Store:
         self.engine: Engine = open_engine(url)
         migrations.upgrade(self.engine)
         self.writer, self.reader = Writer(self.engine), Reader(self.engine)
+        self.drivers, self.slots = Drivers(self.engine), Slots(self.engine)
+        self.reservations = Reservations(self.engine)
+        self._drivers: dict[int, int] = {}
 
     def new_study(self, name: str = "plain", **changes: Any) -> NewStudy:
         return dataclasses.replace(_PLAIN, name=name, **changes)
@@ -56,7 +62,13 @@ class Store:
         return self.writer.create_study(self.new_study(name, **changes))
 
     def trial(self, study_id: int, number: int = 0, **params: Any) -> int:
-        return self.writer.add_trial(study_id, number, params, owner=this_process())
+        return self.writer.add_trial(study_id, number, params, driver_id=self.driver(study_id))
+
+    def driver(self, study_id: int) -> int:
+        """Return this process as a driver of the study."""
+        if study_id not in self._drivers:
+            self._drivers[study_id] = self.drivers.join(study_id, this_process())
+        return self._drivers[study_id]
 
     def sql(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
         """Run one statement past our own code and return its rows, if it has any."""

@@ -15,7 +15,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.processes import this_process
 from tuner.records import (
     Band,
     EpochMetrics,
@@ -172,8 +171,8 @@ def test_moments_are_in_utc_whatever_the_servers_time_zone(store: Store) -> None
 
 def test_launch_and_checkpoint_are_noted_and_forgotten(store: Store) -> None:
     study_id = store.study(budget_bytes=2**62, seed=2**62)
-    me = this_process()
-    trial_id = store.writer.add_trial(study_id, 0, {}, owner=me, seed=2**62, audit=True, repeats=4)
+    driver_id = store.driver(study_id)
+    trial_id = store.writer.add_trial(study_id, 0, {}, driver_id=driver_id, seed=2**62, audit=True, repeats=4)
     store.writer.record_launch(trial_id, run_folder="tuner-runs/é/0", reservation_bytes=2**62)
     store.writer.record_result(trial_id, TrialResult(Outcome.COMPLETED, 1.0, checkpoint="weights.pt"))
     trial = store.reader.trial(study_id, 0)

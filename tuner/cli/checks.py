@@ -23,7 +23,7 @@ from tuner.measure import nvml
 from tuner.measure.contexts import ContextProbe, ContextStore, MeasurementError, context_key
 from tuner.memory.targets import profile_of
 from tuner.records import Record
-from tuner.scheduling.devices import choose_place
+from tuner.scheduling.devices import choose_places
 from tuner.units import GIB, format_bytes
 
 _LEAST_DISK_BYTES = 2 * GIB  # run folders hold checkpoints and logs
@@ -224,7 +224,7 @@ def check_disk(runs_dir: Path) -> Check:
 
 def check_host_memory() -> Check:
     """Say how much host memory is available."""
-    place = choose_place("cpu")
+    place = choose_places("cpu")[0]
     message = f"{format_bytes(place.free_bytes)} of {format_bytes(place.capacity_bytes)} available"
     facts = {"available_bytes": place.free_bytes, "total_bytes": place.capacity_bytes}
     if place.free_bytes < _LEAST_HOST_BYTES:

@@ -34,7 +34,7 @@ def command(storage: str | None, dry_run: bool, **flags: Any) -> None:
 
     setting = resolve(flags, ["runs_dir", "keep_checkpoints"])
     found = _run_folders(Path(setting["runs_dir"].value))  # before the database: new trials are safe
-    with writing(storage_url(storage)) as (reader, writer):
+    with writing(storage_url(storage)) as (reader, writer, _):
         studies = reader.studies()
         used = {Path(t.run_folder).resolve() for s in studies for t in reader.trials(s.id) if t.run_folder}
         freed_bytes = sum(

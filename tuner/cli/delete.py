@@ -16,12 +16,11 @@ def command(name: str, storage: str | None, yes: bool) -> None:
     """Delete study NAME with its trials, here and on Optuna's side. Run folders stay (tuner clean)."""
     from tuner.search.optuna_study import delete_study
     from tuner.store.opening import writing
-    from tuner.store.writer import still_holds
 
     url = storage_url(storage)
-    with writing(url) as (reader, writer):
+    with writing(url) as (reader, writer, _):
         study = reader.study(name)
-        if study.owner is not None and still_holds(study.owner, study.owner_seen_at):
+        if reader.living_drivers(study.id):
             raise StudyBusy(f"a driver works on study '{name}'", hint=f"stop it first: tuner stop {name}")
         count = sum(reader.outcomes(study.id).values())
         if not yes:

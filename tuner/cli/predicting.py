@@ -91,12 +91,12 @@ def predicting(study: str, flags: dict[str, Any]) -> Iterator[Setup]:
     """
     from tuner.execution.launcher import visible_threads
     from tuner.memory.predictor import Predictor, PredictorError
-    from tuner.scheduling.devices import choose_place, present_target
+    from tuner.scheduling.devices import choose_places, present_target
     from tuner.stand_in import check_memory_free
     from tuner.workload import load_workload
 
     value = {name: s.value for name, s in resolve(flags, ["target", "budget", "threads"]).items()}
-    target = present_target(value["target"] or choose_place(None).target)
+    target = present_target(value["target"] or choose_places(None)[0].target)
     loaded = load_workload(study)
     check_memory_free(loaded.workload)
     budget_bytes = value["budget"] or _default_budget(loaded, target)

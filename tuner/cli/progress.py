@@ -7,6 +7,7 @@ event with `--json` (on standard output).
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections import Counter
@@ -18,10 +19,12 @@ import click
 
 from tuner.cli.output import jsonable, short_params
 from tuner.cli.trial_rows import emit_front
-from tuner.records import Outcome, Prediction
-from tuner.search.loop import Ended, Goal, Observer
+from tuner.records import Outcome
+from tuner.search.events import Ended, Goal, Launched, Observer
 from tuner.search.session import Session
 from tuner.units import format_bytes, format_seconds
+
+_WAITING_EVERY_SECONDS = 30.0
 
 
 @contextmanager
@@ -113,9 +116,20 @@ class _PlainLines:
 
     def __init__(self, tally: _Tally) -> None:
         self._tally = tally
+        self._waiting_told = -math.inf
 
-    def launched(self, number: int, params: dict[str, Any], prediction: Prediction) -> None:
+    def waiting(self, number: int, reason: str) -> None:
+        """Print what a trial waits for, now and then: in a full pool every trial waits a little."""
+        if time.monotonic() - self._waiting_told > _WAITING_EVERY_SECONDS:
+            self._waiting_told = time.monotonic()
+            click.echo(f"trial {number} waits for {reason}", err=True)
+
+    def launched(self, trial: Launched) -> None:
         """Say nothing: the line comes when the trial has ended."""
+
+    def again(self, trial: Ended) -> None:
+        """Print that the trial gets the whole budget."""
+        click.echo(f"{describe(trial)} · again with the whole budget", err=True)
 
     def ended(self, trial: Ended) -> None:
         """Print the trial."""
@@ -135,25 +149,54 @@ class _Bar:
 
     def __init__(self, tally: _Tally, progress: Any, task: Any) -> None:
         self._tally, self._progress, self._task = tally, progress, task
+        self._running: dict[int, Launched] = {}
+        self._waiting: dict[int, str] = {}
 
-    def launched(self, number: int, params: dict[str, Any], prediction: Prediction) -> None:
-        """Show which trial runs."""
-        expected = None if prediction.device is None else prediction.device.expected
-        self._progress.update(self._task, running=f"trial {number} runs, {format_bytes(expected)} predicted")
+    def waiting(self, number: int, reason: str) -> None:
+        """Show what a trial waits for."""
+        self._waiting[number] = reason
+        self._show_running()
+
+    def launched(self, trial: Launched) -> None:
+        """Show which trials run."""
+        self._waiting.pop(trial.number, None)
+        self._running[trial.number] = trial
+        self._show_running()
+
+    def again(self, trial: Ended) -> None:
+        """Print above the bar that the trial gets the whole budget."""
+        self._running.pop(trial.number, None)
+        self._print(f"{describe(trial)} · again with the whole budget", "yellow")
 
     def ended(self, trial: Ended) -> None:
         """Print the trial above the bar, and move it."""
-        from rich.text import Text
-
+        self._running.pop(trial.number, None)
+        self._waiting.pop(trial.number, None)
         self._tally.add(trial)
-        self._progress.console.print(Text(describe(trial), style=_STYLES.get(trial.result.outcome, "")))
+        self._print(describe(trial), _STYLES.get(trial.result.outcome, ""))
         self._progress.update(
             self._task,
             completed=min(self._tally.launched, self._tally.goal.trials),
             summary=self._tally.summary(),
             left=format_seconds(self._tally.seconds_left()),
-            running="",
         )
+        self._show_running()
+
+    def _print(self, line: str, style: str) -> None:
+        from rich.text import Text
+
+        self._progress.console.print(Text(line, style=style))
+
+    def _show_running(self) -> None:
+        """Show which trials run under how much, by device, and what the next one waits for."""
+        lines = []
+        for device in sorted({trial.device for trial in self._running.values()}):
+            there = [trial for trial in self._running.values() if trial.device == device]
+            numbers = ", ".join(str(trial.number) for trial in there)
+            held = format_bytes(sum(trial.reservation_bytes for trial in there))
+            lines.append(f"{device}: trial{'s' if len(there) > 1 else ''} {numbers} under {held}")
+        lines += [f"trial {number} waits for {reason}" for number, reason in self._waiting.items()]
+        self._progress.update(self._task, running="\n".join(lines))
 
     def note(self, message: str) -> None:
         """Print it above the bar."""
@@ -198,16 +241,35 @@ def _bar(tally: _Tally) -> Iterator[Observer]:
 class _JsonLines:
     """One JSON object per event."""
 
-    def launched(self, number: int, params: dict[str, Any], prediction: Prediction) -> None:
+    def waiting(self, number: int, reason: str) -> None:
+        """Print what a trial waits for."""
+        _event("waiting", number=number, reason=reason)
+
+    def launched(self, trial: Launched) -> None:
         """Print the launch with its prediction."""
-        _event("launched", number=number, params=params, prediction=prediction.to_json())
+        _event(
+            "launched",
+            number=trial.number,
+            params=trial.params,
+            prediction=trial.prediction.to_json(),
+            reservation_bytes=trial.reservation_bytes,
+            device=trial.device,
+            attempt=trial.attempt,
+        )
+
+    def again(self, trial: Ended) -> None:
+        """Print that the trial gets the whole budget."""
+        self._print("again", trial)
 
     def ended(self, trial: Ended) -> None:
         """Print the trial's result."""
+        self._print("ended", trial)
+
+    def _print(self, kind: str, trial: Ended) -> None:
         fields = trial.result.to_json()
         device = trial.prediction.device
         _event(
-            "ended",
+            kind,
             number=trial.number,
             params=trial.params,
             audit=trial.audit,

@@ -15,7 +15,7 @@ from tuner.errors import Interrupted
 from tuner.settings import resolve
 
 if TYPE_CHECKING:
-    from tuner.search.loop import Stopper
+    from tuner.search.events import Stopper
 
 
 @click.command("run", short_help="Search a study's space under a memory budget.")
@@ -28,7 +28,15 @@ if TYPE_CHECKING:
 @click.option(
     "--trials", metavar="N", help="Launched trials in the study, earlier ones included  [default: 30]"
 )
-@click.option("--target", metavar="DEVICE", help="cpu, cuda or cuda:N  [default: the best device present]")
+@click.option(
+    "--target",
+    metavar="DEVICE",
+    help="cpu, cuda (every GPU of one model), cuda:N or cuda:N,M  [default: the best]",
+)
+@click.option("--jobs", metavar="N", help="The most trials that run at once  [default: as memory allows]")
+@click.option(
+    "--pool", metavar="SIZE", help="Device bytes all trials on a device may take  [default: what is free]"
+)
 @click.option("--single", is_flag=True, default=None, help="One objective; memory is a constraint only.")
 @click.option("--seed", metavar="N", help="Make a CPU run repeatable: same params, verdicts and metrics.")
 @click.option("--trial-timeout", metavar="TIME", help="Kill a trial after this, such as 90s or 15m.")
@@ -48,18 +56,25 @@ def command(study: str, as_json: bool, **flags: Any) -> None:
 
     Each configuration is predicted first, on fake tensors. What surely does not fit is pruned; the
     rest is trained, each trial in a process of its own under a hard cap, measured, and recorded.
+    Several run at once as long as what is set aside for them fits the device together.
 
-    The study is created, or resumed where it was: the same command continues it.
+    The study is created, or resumed where it was: the same command continues it. Started again
+    elsewhere while it runs, with the same --storage, it shares the work.
+
+    Ctrl-C lets running trials finish, a second one stops them.
 
     \b
     Examples:
       tuner run studies/digits_cnn.py --budget 700MiB --trials 30
-      tuner run my_study.py --target cuda:0 --budget 6GiB --single --seed 1
+      tuner run my_study.py --target cuda:0,1 --budget 6GiB --jobs 8
+      tuner run my_study.py --target cpu --single --seed 1
     """
     from tuner.cli.progress import make_observer, print_end
     from tuner.execution.launcher import LocalLauncher, visible_threads
+    from tuner.scheduling.ledger import Ledger
     from tuner.search.checkpoints import prune_checkpoints
-    from tuner.search.loop import Goal, Stopper, StudyLoop
+    from tuner.search.events import Goal, Stopper
+    from tuner.search.loop import StudyLoop
     from tuner.search.recover import recover
     from tuner.search.session import make_plan, open_session
 
@@ -78,18 +93,20 @@ def command(study: str, as_json: bool, **flags: Any) -> None:
     with _signals(stopper), open_session(plan) as session:
         recovered = recover(session)
         with (
-            LocalLauncher(plan.runs_dir, plan.loaded.reference, plan.place.visible_device) as launcher,
+            LocalLauncher(plan.runs_dir, plan.loaded.reference, plan.place.kind) as launcher,
             make_observer(session, goal, as_json=as_json, recovered=recovered) as observer,
         ):
             session.predictor.on_warning = observer.note
+            ledger = Ledger(session.reservations, plan.places, pool_bytes=plan.pool_bytes)
+            loop = StudyLoop(session, launcher, ledger, observer=observer, goal=goal, stopper=stopper)
             try:
-                StudyLoop(session, launcher, observer, goal, stopper).run()
+                loop.run()
             except Interrupted as error:
                 interruption = error
             except Exception:
-                # The trial in flight is settled now, as far as the database can still be written.
+                # The trials in flight are settled now, as far as the database can still be written.
                 with contextlib.suppress(Exception):
-                    recover(session)
+                    recover(session, own=True)
                 raise
         prune_checkpoints(session.reader, session.writer, session.study, value["keep_checkpoints"])
         print_end(session, as_json=as_json)
@@ -103,10 +120,10 @@ def _signals(stopper: Stopper) -> Iterator[None]:
 
     def on_interrupt(number: int, frame: Any) -> None:
         if stopper.level == 0:
-            click.echo("\nfinishing the running trial; Ctrl-C again stops it", err=True)
+            click.echo("\nfinishing the running trials; Ctrl-C again stops them", err=True)
             stopper.stop(1, "interrupted")
         else:
-            click.echo("\nstopping the running trial", err=True)
+            click.echo("\nstopping the running trials", err=True)
             stopper.stop(2, "interrupted")
 
     def on_terminate(number: int, frame: Any) -> None:

@@ -1,4 +1,4 @@
-"""`tuner stop`: ask a study's driver to end."""
+"""`tuner stop`: ask a study's drivers to end."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import click
 from tuner.cli.options import storage_option, storage_url
 
 
-@click.command("stop", short_help="Ask a study's driver to end after the running trial.")
+@click.command("stop", short_help="Ask a study's drivers to end after its running trials.")
 @click.argument("name")
 @storage_option
 def command(name: str, storage: str | None) -> None:
-    """Ask the driver of study NAME to end after the trial that runs now."""
+    """Ask every driver of study NAME to end after the trials that run now."""
     from tuner.store.opening import writing
 
-    with writing(storage_url(storage)) as (reader, writer):
+    with writing(storage_url(storage)) as (reader, _, drivers):
         study = reader.study(name)
-        if study.owner is None:
+        driving = reader.living_drivers(study.id)
+        if not driving:
             click.echo(f"nobody works on study '{name}'", err=True)
             return
-        writer.request_stop(study.id, "asked to stop by: tuner stop")
-        click.echo(
-            f"process {study.owner.pid} on {study.owner.host} will end after its running trial", err=True
-        )
+        drivers.request_stop(study.id, "asked to stop by: tuner stop")
+        for driver in driving:
+            owner = driver.owner
+            click.echo(f"process {owner.pid} on {owner.host} will end after its running trials", err=True)

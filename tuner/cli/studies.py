@@ -32,7 +32,7 @@ def command(storage: str | None, form: str) -> None:
                     "front": len(front),
                     "metric": study.metric,
                     "best": pick(best) if best else None,
-                    "running": study.owner is not None,
+                    "running": bool(reader.living_drivers(study.id)),
                     "created_at": study.created_at,
                 }
             )

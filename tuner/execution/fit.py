@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from tuner.execution.run_folder import RunFolder
+from tuner.execution.run_folder import RunFolder, StopRequest
 from tuner.measure.meters import Meter
 from tuner.records import EpochMetrics
 from tuner.steps import batches_in, eval_once, modules_in, set_training, to_device, train_once
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 
 class StopRequested(Exception):
-    """The driver asked the trial to stop; the message is the reason."""
+    """The driver asked the trial to stop."""
+
+    def __init__(self, request: StopRequest) -> None:
+        super().__init__(request.reason)
+        self.request = request
 
 
 class Run:
@@ -82,9 +86,9 @@ class Run:
         if not math.isnan(value) and objective.better(value, best):
             self.best_epoch = epoch
             self._keep_weights()
-        reason = self._folder.stop_reason()
-        if reason is not None:
-            raise StopRequested(reason)
+        request = self._folder.stop_request()
+        if request is not None:
+            raise StopRequested(request)
 
     def is_stale(self) -> bool:
         """Whether the objective has not improved for `patience` epochs."""

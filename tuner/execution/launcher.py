@@ -1,4 +1,4 @@
-"""Starts a trial's process, waits for it, and collects what it left.
+"""Starts trials' processes, watches them, and collects what they left.
 
 A `Launcher` is the edge between the driver and whatever runs trials; `LocalLauncher` runs them on
 this host, below a supervisor.
@@ -7,19 +7,20 @@ this host, below a supervisor.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import math
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from tuner.execution.failures import classify_exit
-from tuner.execution.run_folder import Request, RunFolder
+from tuner.execution.run_folder import Request, RunFolder, StopRequest
 from tuner.processes import Child, ExitStatus
 from tuner.records import EpochMetrics, Failure, Outcome, Peaks, TrialResult
-from tuner.units import MIB, format_seconds
+from tuner.units import MIB
 
 # Tensors of 1 MiB and more go back to the system when freed, so that the resident peak follows the
 # allocator's. Measured on studies/digits_cnn.py: resident - imports - allocated is 7 to 18 MiB with
@@ -32,50 +33,53 @@ _CPU_ENVIRONMENT = {
 }
 
 
+class Running(Protocol):
+    """A trial that was launched."""
+
+    @property
+    def pid(self) -> int | None:
+        """The trial's process, once it is known."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that can be read when something has happened; -1 where there is none."""
+
+    def poll(self) -> TrialResult | None:
+        """Return what became of the trial, or None while it runs; never waits for it."""
+
+    def stop(self, request: StopRequest, *, grace_seconds: float) -> None:
+        """Ask the trial to end; kill its process group after the grace. The first request counts."""
+
+    def kill(self) -> None:
+        """Kill the trial's process group; of no effect after its end."""
+
+
 class Launcher(Protocol):
-    """Runs one trial to its end."""
+    """Starts trials."""
 
-    def run(
-        self,
-        folder: RunFolder,
-        request: Request,
-        *,
-        timeout_seconds: float | None,
-        should_stop: Callable[[], bool],
-        more_to_come: bool = False,
-    ) -> TrialResult:
-        """Return what became of the trial that `request` describes.
+    def start(self, folder: RunFolder, request: Request) -> Running:
+        """Start the trial that `request` describes, in its run folder."""
 
-        Args:
-            folder: Its run folder.
-            request: What the worker is told.
-            timeout_seconds: After this the trial is killed; None: never.
-            should_stop: Asked several times a second; True kills the trial.
-            more_to_come: Whether another trial will follow, so that its process may get ready.
-        """
+    def prepare(self) -> None:
+        """Get ready for a trial that will follow soon."""
 
 
 class LocalLauncher:
     """Runs trials as child processes of this host; a context manager.
 
-    A process that has imported PyTorch stands by while a trial runs, since that import takes longer
+    A process that has imported PyTorch stands by for the next trial, since that import takes longer
     than many a trial. It touches no device before it gets its run folder: on a GPU, the study is
     therefore not imported in advance.
 
     Args:
         runs_dir: Where the log of a process lies until it has a run folder.
         study: The workload's reference.
-        visible_device: What a child sees as its only GPU (a UUID), or None for a CPU target.
+        kind: `cpu` or `cuda`.
     """
 
-    def __init__(self, runs_dir: Path, study: str, visible_device: str | None = None) -> None:
+    def __init__(self, runs_dir: Path, study: str, kind: str = "cpu") -> None:
         self._runs_dir = runs_dir
-        self._in_advance = [study] if visible_device is None else []
-        self._environment = (
-            _CPU_ENVIRONMENT
-            if visible_device is None
-            else {"CUDA_VISIBLE_DEVICES": visible_device, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        )
+        self._in_advance = [study] if kind == "cpu" else []
+        self._environment = _CPU_ENVIRONMENT if kind == "cpu" else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         self._standby: _Standby | None = None
 
     def __enter__(self) -> LocalLauncher:
@@ -93,47 +97,67 @@ class LocalLauncher:
     def prepare(self) -> None:
         """Have a process stand by for the next trial."""
         if self._standby is None:
-            self._standby = _Standby(self._runs_dir, self._environment, self._in_advance)
+            with contextlib.suppress(OSError):  # it only saves time: the next trial starts its own
+                self._standby = self._new_standby()
 
-    def run(
-        self,
-        folder: RunFolder,
-        request: Request,
-        *,
-        timeout_seconds: float | None,
-        should_stop: Callable[[], bool],
-        more_to_come: bool = False,
-    ) -> TrialResult:
-        """Run the trial; kill its whole process group at the time-out or when told to stop."""
+    def start(self, folder: RunFolder, request: Request) -> LocalTrial:
+        """Start the trial in the process that stands by, or in a new one.
+
+        Raises:
+            OSError: No process can be started, or the disk is full.
+        """
         folder.write_request(request)
-        self.prepare()
-        standby, self._standby = self._standby, None
-        assert standby is not None
-        started = time.monotonic()
-        child = standby.assign(folder)
-        if more_to_come:
-            with contextlib.suppress(OSError):  # it only saves time; the next trial starts its own
-                self.prepare()
-        cut_short: Failure | None = None
-        outcome = Outcome.INTERRUPTED
-        status = None
-        try:
-            while (status := child.wait(0.1)) is None:
-                if timeout_seconds is not None and time.monotonic() - started > timeout_seconds:
-                    outcome = Outcome.TIMED_OUT
-                    cut_short = Failure(f"ran longer than {format_seconds(timeout_seconds)}")
-                elif should_stop():
-                    cut_short = Failure("interrupted by the user")
-                if cut_short is not None:
-                    status = child.kill()
-                    break
-        finally:
-            if status is None:
-                child.kill()
-        seconds = time.monotonic() - started
-        if cut_short is not None and folder.read_report() is None:
-            return unreported(folder, outcome, cut_short, seconds)
-        return collect(folder, status, request, seconds)
+        standby, self._standby = self._standby or self._new_standby(), None
+        return LocalTrial(standby.assign(folder), folder, request)
+
+    def _new_standby(self) -> _Standby:
+        return _Standby(self._runs_dir, self._environment, self._in_advance)
+
+
+class LocalTrial:
+    """A trial in a child process of this host."""
+
+    def __init__(self, child: Child, folder: RunFolder, request: Request) -> None:
+        self._child, self._folder, self._request = child, folder, request
+        self._started = time.monotonic()
+        self._stop: StopRequest | None = None
+        self._kill_at = math.inf
+
+    @property
+    def pid(self) -> int | None:
+        """The trial's process, which leads a group and a session of its own."""
+        return self._child.pid
+
+    def fileno(self) -> int:
+        """Return a descriptor that can be read when something has happened; -1 after the end."""
+        return self._child.fileno()
+
+    def poll(self) -> TrialResult | None:
+        """Return what became of the trial, or None while it runs; never waits for it."""
+        status = self._child.wait(0)
+        if status is None:
+            if time.monotonic() < self._kill_at:
+                return None
+            status = self._child.kill()
+        seconds = time.monotonic() - self._started
+        if self._stop is not None and self._folder.read_report() is None:
+            failure = Failure(self._stop.reason)
+            result = unreported(self._folder, self._stop.outcome, failure, seconds)
+        else:
+            result = collect(self._folder, status, self._request, seconds)
+        return dataclasses.replace(result, host_peak_bytes=status.max_resident_bytes)
+
+    def stop(self, request: StopRequest, *, grace_seconds: float) -> None:
+        """Ask the trial to end; kill its process group after the grace. The first request counts."""
+        if self._stop is None:
+            self._stop = request
+            with contextlib.suppress(OSError):  # the disk is full: it is killed after the grace
+                self._folder.ask_to_stop(request)
+        self._kill_at = min(self._kill_at, time.monotonic() + grace_seconds)
+
+    def kill(self) -> None:
+        """Kill the trial's process group; of no effect after its end."""
+        self._child.kill()
 
 
 class _Standby:

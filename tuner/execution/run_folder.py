@@ -3,7 +3,8 @@
     request.json    driver → worker, before the start
     events.jsonl    worker → driver, a line per event, append only
     report.json     worker → driver, at the end; written aside and renamed
-    stop            driver → worker: the reason to stop; looked for at each report
+    result.json     what the driver made of it, before it is recorded in the database
+    stop            driver → worker: as what to end, and why; looked for at each report
     log.txt         what the child printed
     best.pt         weights of the best epoch
 
@@ -20,6 +21,8 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
+
+from tuner.records import Outcome, TrialResult
 
 VERSION = 1
 
@@ -38,6 +41,8 @@ class Request:
         seed: Seeds every random generator; None leaves them as they start.
         threads: Intra-op threads.
         example_steps: (training, evaluation) steps of the profile on a CPU target.
+        visible_device: What the worker sees as its only GPU (a UUID); None on a CPU.
+        attempt: From 1; a second one has the whole budget.
     """
 
     workload: str
@@ -48,6 +53,16 @@ class Request:
     seed: int | None
     threads: int
     example_steps: tuple[int, int]
+    visible_device: str | None = None
+    attempt: int = 1
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """As what a trial shall end, and why."""
+
+    outcome: Outcome
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -126,23 +141,36 @@ class RunFolder:
         write_json(self.path / "report.json", {"version": VERSION, **report})
 
     def read_report(self) -> dict[str, Any] | None:
-        """Return the trial's result, or None while there is none."""
+        """Return the trial's result as the worker wrote it, or None while there is none."""
+        return self._read("report.json")
+
+    def write_result(self, result: TrialResult) -> None:
+        """Keep what became of the trial, before it is recorded: the write-ahead."""
+        write_json(self.path / "result.json", {"version": VERSION, **result.to_json()})
+
+    def read_result(self) -> TrialResult | None:
+        """Return what became of the trial, by its driver or else by its worker; None if neither said."""
+        found = self._read("result.json") or self.read_report()
+        return None if found is None else TrialResult.from_json(found)
+
+    def ask_to_stop(self, request: StopRequest) -> None:
+        """Ask the worker to stop at its next report."""
+        write_json(self.path / "stop", asdict(request))
+
+    def stop_request(self) -> StopRequest | None:
+        """Return as what the worker shall end, or None while it may go on."""
         try:
-            fields: dict[str, Any] = json.loads((self.path / "report.json").read_text(encoding="utf-8"))
+            fields = json.loads((self.path / "stop").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        return StopRequest(Outcome(fields["outcome"]), fields["reason"])
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        try:
+            fields: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         return fields if fields.pop("version") == VERSION else None
-
-    def ask_to_stop(self, reason: str) -> None:
-        """Ask the worker to stop at its next report."""
-        write_text(self.path / "stop", reason)
-
-    def stop_reason(self) -> str | None:
-        """Return why the worker shall stop, or None."""
-        try:
-            return (self.path / "stop").read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
 
     def log_tail(self, lines: int = 40, most_bytes: int = 20_000) -> str:
         """Return the end of the log."""

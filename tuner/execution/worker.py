@@ -47,6 +47,8 @@ def main(channel: int, study: str | None) -> None:
         return  # the driver needs no further trial
     folder = RunFolder(Path(path))
     request = folder.read_request()
+    if request.visible_device is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = request.visible_device  # CUDA reads it at its first use
     started = time.monotonic()
     torch.set_num_threads(request.threads)
     device = torch.device(request.device)
@@ -74,7 +76,7 @@ class _Trial:
             self._cap()
             workload = self._train()
         except StopRequested as stop:
-            return self._result(Outcome.PRUNED_METRIC, Failure(str(stop)))
+            return self._result(stop.request.outcome, Failure(stop.request.reason))
         except BaseException as error:  # sys.exit() and KeyboardInterrupt in a workload end it too
             with contextlib.suppress(RuntimeError):  # a device in error answers nothing any more
                 self._meter.lift_cap()  # writing the report must not fail for want of memory

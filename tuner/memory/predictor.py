@@ -129,6 +129,12 @@ class Predictor:
         found = None if answer is None else answer["training_set"]
         return None if found is None else TrainingSet(**found)
 
+    def cancel(self) -> None:
+        """End a trace that another thread waits for: it counts as untraceable there."""
+        child = self._child
+        if child is not None:
+            child.kill()
+
     def close(self) -> None:
         """End the child."""
         self._cache.code_is(None)  # a next child loads the files as they are then

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import socket
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from tuner.measure.contexts import ContextStore, context_key
 from tuner.memory.targets import Target, host_memory_bytes, profile_of, resolve_target
 from tuner.units import format_bytes
 
-_DEFAULT_SHARE = 0.95  # of what is free
+HEADROOM = 0.05  # of what is free: kept back, by the default budget and between trials
 
 
 @dataclass(frozen=True)
@@ -40,27 +42,35 @@ class Place:
         return "cpu" if self.visible_device is None else "cuda"
 
     @property
+    def key(self) -> str:
+        """What the ledger knows the device by, the same for every driver: a UUID, or `cpu@HOST`."""
+        return self.visible_device or f"cpu@{socket.gethostname()}"
+
+    @property
     def default_budget_bytes(self) -> int:
         """The budget when none is given: what is free less 5 %."""
-        return int(self.free_bytes * _DEFAULT_SHARE)
+        return int(self.free_bytes * (1 - HEADROOM))
 
 
-def choose_place(target: str | None) -> Place:
-    """Return the device that trials run on; by default the freest GPU, else the CPU.
+def choose_places(target: str | None) -> tuple[Place, ...]:
+    """Return the devices that trials run on, the freest first.
+
+    `cuda` means every visible GPU of the freest one's model, and is the default where there is one;
+    `cuda:0,1` names them. Devices of one study share a profile, so they are of one model.
 
     Raises:
-        UsageError: The target is not a device of this host; the message says why.
+        UsageError: The target is not a device of this host, or its GPUs differ.
     """
     if target is None:
         found = nvml.devices().found if torch_has_cuda() else ()
-        return _gpu(max(found, key=lambda device: device.free_bytes)) if found else _cpu()
-    resolved = resolve_target(target)
-    if resolved.kind == "cpu":
-        return _cpu()
-    if resolved.index is None:
+        return _of_one_model(found) if found else (_cpu(),)
+    indices = _indices(target)
+    if indices is None and resolve_target(target).kind == "cpu":
+        return (_cpu(),)
+    if indices is None:
         raise UsageError(
             f"'{target}' is a profile to predict for, not a device of this host",
-            hint=f"predict with: tuner predict STUDY --target {target}; run with cpu, cuda or cuda:N",
+            hint=f"predict with: tuner predict STUDY --target {target}; run with cpu, cuda or cuda:0,1",
         )
     devices = nvml.devices()
     if devices.problem is not None:
@@ -69,11 +79,52 @@ def choose_place(target: str | None) -> Place:
         raise UsageError(
             "this build of PyTorch has no CUDA", hint="install a CUDA build, or run with: --target cpu"
         )
-    if resolved.index >= len(devices.found):
+    if not indices:
+        return _of_one_model(devices.found)
+    known = {device.index: device for device in devices.found}
+    for index in indices:
+        if index not in known:
+            raise UsageError(
+                f"there is no cuda:{index}", hint=f"this host has {len(known)} GPU(s), from cuda:0"
+            )
+    models = {known[index].name for index in indices}
+    if len(models) > 1:
         raise UsageError(
-            f"there is no {target}", hint=f"this host has {len(devices.found)} GPU(s), from cuda:0"
+            f"{target} names GPUs of different models: {', '.join(sorted(models))}",
+            hint="one study has one profile: start one study per model",
         )
-    return _gpu(devices.found[resolved.index])
+    return _freest_first(_gpu(known[index]) for index in sorted(set(indices)))
+
+
+def joint_target(places: Sequence[Place]) -> str:
+    """Return one name for devices: `cpu`, `cuda:0`, `cuda:0,1`."""
+    indices = sorted(int(place.target.partition(":")[2]) for place in places if place.kind == "cuda")
+    return f"cuda:{','.join(map(str, indices))}" if indices else "cpu"
+
+
+def _indices(target: str) -> list[int] | None:
+    """Return the GPUs that a target names; empty for `cuda`, None for anything else.
+
+    Raises:
+        UsageError: It begins as a list of GPUs does, and is none.
+    """
+    kind, separator, rest = target.strip().lower().partition(":")
+    if kind != "cuda":
+        return None
+    if not separator:
+        return []
+    if not re.fullmatch(r"\d+(,\d+)*", rest):
+        raise UsageError(f"'{target}' names no GPUs", hint="GPUs look like cuda, cuda:0 or cuda:0,1")
+    return [int(text) for text in rest.split(",")]
+
+
+def _of_one_model(found: Sequence[nvml.Device]) -> tuple[Place, ...]:
+    freest = max(found, key=lambda device: device.free_bytes)
+    return _freest_first(_gpu(device) for device in found if device.name == freest.name)
+
+
+def _freest_first(places: Iterable[Place]) -> tuple[Place, ...]:
+    return tuple(sorted(places, key=lambda place: -place.free_bytes))
 
 
 def present_target(name: str) -> Target:
@@ -149,7 +200,7 @@ def _gpu(device: nvml.Device) -> Place:
 
 
 def _cpu() -> Place:
-    return Place("cpu", _cpu_name(), None, host_memory_bytes(), _available_bytes())
+    return Place("cpu", _cpu_name(), None, host_memory_bytes(), available_host_bytes())
 
 
 def _cpu_name() -> str:
@@ -161,11 +212,28 @@ def _cpu_name() -> str:
     return match[1].strip() if match else "CPU"
 
 
-def _available_bytes() -> int:
+def available_host_bytes() -> int:
+    """Return what of this host's memory can be had now: caches count as free, a cgroup's limit holds."""
     capacity = host_memory_bytes()
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:
         return capacity
     match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
-    return min(capacity, int(match[1]) * 1024) if match else capacity
+    available = min(capacity, int(match[1]) * 1024) if match else capacity
+    taken = _taken_in_cgroup()
+    return available if taken is None else min(available, max(0, capacity - taken))
+
+
+def _taken_in_cgroup() -> int | None:
+    """Return what this cgroup holds without its reclaimable caches; None where there is no limit."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        if (folder / "memory.max").read_text(encoding="ascii").strip() == "max":
+            return None
+        current = int((folder / "memory.current").read_text(encoding="ascii"))
+        stat = (folder / "memory.stat").read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return None
+    match = re.search(r"^inactive_file (\d+)$", stat, re.MULTILINE)
+    return current - (int(match[1]) if match else 0)

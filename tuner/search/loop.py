@@ -1,118 +1,70 @@
-"""The loop of a study: suggest → predict → launch → measure → record → tell.
+"""The loop of a study: suggest → predict → reserve → launch → measure → record → tell.
 
-One trial at a time. What becomes of a trial is data; exceptions that leave this module stop the
-study.
+Several trials are on their way at once, as memory allows; one thread drives them, and each turn
+of the loop takes each of them as far as it goes. What becomes of a trial is data; exceptions that
+leave this module stop the study, after the trials that run have ended.
 """
 
 from __future__ import annotations
 
-import math
-import random
+import contextlib
+import os
+import selectors
 import time
-from dataclasses import dataclass
-from typing import Any, Protocol
+import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import optuna
 
-from tuner.errors import Interrupted, NothingFeasible, TooManyFailures, WorkloadError
+from tuner.errors import Interrupted, LeaseLost, TunerError, WorkloadError
 from tuner.execution.launcher import Launcher
-from tuner.execution.run_folder import Request, RunFolder, folder_name
-from tuner.memory.calibration import Calibration
-from tuner.memory.prediction import predict
-from tuner.records import Failure, Outcome, Peaks, Prediction, TrialResult, Verdict
+from tuner.execution.run_folder import RunFolder, StopRequest, folder_name
+from tuner.records import Failure, Outcome, Prediction, TrialResult, Verdict
 from tuner.scheduling.devices import present_target
-from tuner.search.learned import measured_from, measured_in
-from tuner.search.optuna_study import AUDIT, REPEATS, derived_seed
+from tuner.scheduling.ledger import Admission, Ledger
+from tuner.scheduling.packing import Wish
+from tuner.search.calibrations import Calibrations
+from tuner.search.events import Goal, Launched, Observer, Stopper
+from tuner.search.flight import Flight
+from tuner.search.heart import Heart
+from tuner.search.optuna_study import AUDIT, derived_seed
+from tuner.search.recover import recover, without_budget
 from tuner.search.session import Session
+from tuner.search.tally import Tally
+from tuner.search.told import pruned, told_bytes
 from tuner.stand_in import require_plain
-from tuner.steps import EVAL_STEPS, TRAIN_STEPS
-from tuner.store.rows import TrialRecord
-from tuner.units import format_bytes
+from tuner.store.slots import Slot
+from tuner.units import format_seconds
 
-MOST_PRUNES_IN_A_ROW = 200
-_FIRST_FAILURES = 3  # the first launches all failing stops a study at once
-_FAILED_SHARE = 0.2
-_BEAT_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class Goal:
-    """When a study is done.
-
-    Attributes:
-        trials: Launched trials in the study, earlier sessions included, audits not.
-        max_failures: Failed launches that stop it; None: the first three, or 20 % of `trials`.
-        trial_timeout_seconds: What one trial may take, or None.
-        timeout_seconds: After this no further trial is started, or None.
-        audit_share: Share of the pruned configurations to launch all the same.
-    """
-
-    trials: int
-    max_failures: int | None = None
-    trial_timeout_seconds: float | None = None
-    timeout_seconds: float | None = None
-    audit_share: float = 0.0
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A trial that has ended, for an observer."""
-
-    number: int
-    params: dict[str, Any]
-    prediction: Prediction
-    result: TrialResult
-    audit: bool
-
-
-class Observer(Protocol):
-    """What is told while a study runs."""
-
-    def launched(self, number: int, params: dict[str, Any], prediction: Prediction) -> None:
-        """A trial's process is about to start."""
-
-    def ended(self, trial: Ended) -> None:
-        """A trial has an outcome."""
-
-    def note(self, message: str) -> None:
-        """Something that a person should know."""
-
-
-class Stopper:
-    """Asked between trials and while one runs; set by signals, `tuner stop` and the time-out.
-
-    Attributes:
-        level: 0 go on, 1 finish the running trial, 2 stop it.
-        reason: Why.
-    """
-
-    def __init__(self) -> None:
-        self.level = 0
-        self.reason = ""
-
-    def stop(self, level: int, reason: str) -> None:
-        """Ask to stop; a higher level wins."""
-        if level > self.level:
-            self.level, self.reason = level, reason
+GRACE_SECONDS = 5.0  # between asking a trial to end and killing it
+_LOOK_SECONDS = 0.5  # how often a waiting trial looks whether it may start
+_REST_SECONDS = 0.25
 
 
 class StudyLoop:
     """Drives one session to its goal."""
 
     def __init__(
-        self, session: Session, launcher: Launcher, observer: Observer, goal: Goal, stopper: Stopper
+        self,
+        session: Session,
+        launcher: Launcher,
+        ledger: Ledger,
+        *,
+        observer: Observer,
+        goal: Goal,
+        stopper: Stopper,
     ) -> None:
-        self._session, self._launcher, self._observer = session, launcher, observer
-        self._goal, self._stopper = goal, stopper
-        self._target = present_target(session.plan.place.target)
+        self._session, self._launcher, self._ledger = session, launcher, ledger
+        self._observer, self._goal, self._stopper = observer, goal, stopper
+        self._calibrations = Calibrations(session, present_target(session.plan.place.target))
+        self._tally = Tally(session, goal, observer)
+        self._flights: list[Flight] = []
         self._started = time.monotonic()
-        self._last_beat = 0.0
-        self._counts = session.reader.outcomes(session.study.id)
-        trials = session.reader.trials(session.study.id)
-        self._launched = sum(1 for trial in trials if _counts_as_launch(trial))
-        # A seeded study keeps the prior, so that it repeats.
-        self._measured = [] if session.study.seed is not None else measured_in(session, self._target)
-        self._calibrations: dict[str, Calibration] = {}
+        self._no_slot_until = 0.0
+        self._error: TunerError | None = None
+        self._audits: list[int] | None = None  # numbers to audit, once the search is over
+        self._wake = Wake()
 
     def run(self) -> None:
         """Run trials until the goal is reached, then audit.
@@ -121,99 +73,233 @@ class StudyLoop:
             NothingFeasible: No draw fits the budget.
             TooManyFailures: More launches failed than the goal tolerates.
             Interrupted: The user stopped the study.
+            WorkloadError: The workload's `suggest` fails.
         """
-        prunes_in_a_row = 0
-        while self._launched < self._goal.trials:
-            if self._should_end():
-                return
-            ended = self._one_trial()
-            prunes_in_a_row = prunes_in_a_row + 1 if ended.result.outcome is Outcome.PRUNED_MEMORY else 0
-            if prunes_in_a_row >= MOST_PRUNES_IN_A_ROW:
-                self._nothing_more_fits(prunes_in_a_row)
-                break
-            self._check_failures()
-        self._audit()
+        with (
+            Heart(self._session) as self._heart,
+            ThreadPoolExecutor(1, thread_name_prefix="tracer") as self._tracer,
+            contextlib.closing(self._wake),
+        ):
+            try:
+                while not self._is_over():
+                    self._turn()
+            finally:
+                self._abandon()
+        if self._error is not None:
+            raise self._error
 
-    def _one_trial(self) -> Ended:
-        """Take one trial from its question to its answer; each line is one step."""
-        trial = self._session.optuna.ask()
-        params = self._suggest(trial)
-        trial_id = self._add(trial, params)
-        prediction = self._predict(trial_id, params)
-        if prediction.verdict is Verdict.PRUNE and not trial.user_attrs.get(AUDIT, False):
-            result = _pruned(prediction, self._session.study.budget_bytes)
+    def _is_over(self) -> bool:
+        """Whether nothing is on its way and nothing more will be."""
+        if self._flights:
+            return False
+        if self._ends():
+            return True
+        if self._audits is not None:
+            return not self._audits
+        claims = self._session.slots.claims(self._session.study.id)
+        self._tally.launched = max(self._tally.launched, claims.launched)  # of other drivers, too
+        if self._tally.used_up or claims.launched >= self._goal.trials:
+            self._audits = self._tally.audits()
+            return not self._audits
+        return False
+
+    def _turn(self) -> None:
+        """Take every trial as far as it goes now, and begin another one if there is room."""
+        try:
+            self._look_around()
+            moved = [self._advance(flight) for flight in list(self._flights)]
+            if self._may_ask():
+                self._ask()
+            elif not any(moved):
+                self._rest()
+        except LeaseLost as error:
+            self._start_over(error)
+
+    def _advance(self, flight: Flight) -> bool:
+        """Take one trial as far as it goes; return whether it went anywhere."""
+        if flight.prediction is None:
+            if not flight.tracing.done():
+                return self._ends() and self._give_up(flight)
+            return self._predicted(flight)
+        if flight.running is None:
+            return self._give_up(flight) if self._ends() else self._admit(flight)
+        result = flight.running.poll()
+        if result is not None:
+            self._ended(flight, result)
+            return True
+        self._watch(flight)
+        return False
+
+    def _ask(self) -> None:
+        """Begin a trial; each line is one step."""
+        slot = self._claim()
+        if slot is None:
+            return
+        trial = self._ask_in(slot)
+        params = self._suggest(trial, slot)
+        if params is None:
+            return
+        trial_id = self._add(trial, params, slot)
+        tracing = self._trace(params)
+        audit = bool(trial.user_attrs.get(AUDIT, False))
+        self._flights.append(Flight(trial.number, trial_id, params, audit, tracing))
+
+    def _claim(self) -> Slot | None:
+        """Take the right to one trial, or see that there is none for now."""
+        session, token = self._session, str(uuid.uuid4())
+        if self._audits is None:
+            slot = session.slots.claim(
+                session.study.id, session.driver_id, token=token, trials=self._goal.trials
+            )
         else:
-            result = self._launch(trial, trial_id, params, prediction)
-        self._session.writer.record_result(trial_id, result)
-        self._tell(trial.number, result, prediction)
-        return self._note(trial, params, prediction, result)
+            slot = session.slots.claim_audit(
+                session.study.id, session.driver_id, token=token, number=self._audits.pop(0)
+            )
+        if slot is None:
+            self._no_slot_until = time.monotonic() + _LOOK_SECONDS
+        return slot
 
-    def _suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+    def _ask_in(self, slot: Slot) -> optuna.Trial:
+        if slot.repeats is None:
+            return self._session.optuna.ask()
+        return self._session.optuna.ask_again(slot.repeats, audit=slot.audit)
+
+    def _suggest(self, trial: optuna.Trial, slot: Slot) -> dict[str, Any] | None:
         try:
             params = self._session.plan.loaded.workload.suggest(trial)
             require_plain(params)
             return params
         except Exception as error:
-            self._session.optuna.tell(
-                trial.number, Outcome.ERROR, value=None, memory_bytes=None, budget_bytes=1
-            )
-            raise WorkloadError(f"suggest() fails: {type(error).__name__}: {error}") from error
+            self._tell(trial.number, TrialResult(Outcome.ERROR), None)
+            self._session.slots.release(slot.id)
+            self._error = WorkloadError(f"suggest() fails: {type(error).__name__}: {error}")
+            self._error.__cause__ = error
+            return None
 
-    def _add(self, trial: optuna.Trial, params: dict[str, Any]) -> int:
+    def _add(self, trial: optuna.Trial, params: dict[str, Any], slot: Slot) -> int:
         return self._session.writer.add_trial(
             self._session.study.id,
             trial.number,
             params,
-            owner=self._session.owner,
+            driver_id=self._session.driver_id,
+            slot_id=slot.id,
             seed=derived_seed(self._session.seed_base, trial.number),
-            audit=trial.user_attrs.get(AUDIT, False),
-            repeats=trial.user_attrs.get(REPEATS),
+            audit=slot.audit,
+            repeats=slot.repeats,
         )
 
-    def _predict(self, trial_id: int, params: dict[str, Any]) -> Prediction:
-        found = self._session.predictor.estimate(params)
-        prediction = predict(
-            found,
-            self._target,
-            self._calibration(found.mix),
-            context_bytes=self._session.study.context_bytes,
-            budget_bytes=self._session.study.budget_bytes,
-        )
-        self._session.writer.record_prediction(trial_id, prediction)
-        return prediction
+    def _trace(self, params: dict[str, Any]) -> Future[Any]:
+        tracing = self._tracer.submit(self._session.predictor.estimate, params)
+        tracing.add_done_callback(lambda _: self._wake.up())
+        return tracing
 
-    def _launch(
-        self, trial: optuna.Trial, trial_id: int, params: dict[str, Any], prediction: Prediction
-    ) -> TrialResult:
-        session = self._session
+    def _predicted(self, flight: Flight) -> bool:
+        prediction = self._calibrations.predict(flight.tracing.result())
+        self._session.writer.record_prediction(flight.trial_id, prediction)
+        flight.prediction, flight.since = prediction, time.monotonic()
+        if prediction.verdict is Verdict.PRUNE and not flight.audit:
+            self._settle(flight, pruned(prediction, self._session.study.budget_bytes))
+        return True
+
+    def _admit(self, flight: Flight) -> bool:
+        """Launch a waiting trial if there is room for it."""
+        if time.monotonic() - flight.looked < _LOOK_SECONDS:
+            return False
+        flight.reservation_bytes = flight.wants_bytes(self._session.study.budget_bytes)
+        wish = Wish(flight.reservation_bytes, self._tally.host_bytes())
+        admission = self._ledger.admit(flight.trial_id, self._session.driver_id, wish)
+        if admission.granted:
+            self._launch(flight, admission)
+            return True
+        flight.looked = time.monotonic()
+        if admission.reason != flight.reason:
+            flight.reason = admission.reason
+            self._observer.waiting(flight.number, admission.reason)
+        return False
+
+    def _launch(self, flight: Flight, admission: Admission) -> None:
+        session, place = self._session, admission.place
         folder = RunFolder.create(
-            session.plan.runs_dir / folder_name(session.study.name) / f"{trial.number:05d}"
-        )
-        request = Request(
-            workload=session.plan.loaded.reference,
-            params=params,
-            device=session.plan.place.kind,
-            reservation_bytes=session.study.budget_bytes,
-            context_bytes=session.study.context_bytes if session.study.seed is not None else None,
-            seed=derived_seed(session.seed_base, trial.number),
-            threads=session.plan.threads,
-            example_steps=(TRAIN_STEPS, EVAL_STEPS),
+            session.plan.runs_dir / folder_name(session.study.name) / f"{flight.number:05d}"
         )
         session.writer.record_launch(
-            trial_id, run_folder=str(folder.path), reservation_bytes=request.reservation_bytes
+            flight.trial_id,
+            run_folder=str(folder.path),
+            reservation_bytes=flight.reservation_bytes,
+            device=place.key,
+            attempt=flight.attempt,
+            waiting_seconds=time.monotonic() - flight.since,
+            used_before_bytes=admission.used_bytes,
         )
-        self._observer.launched(trial.number, params, prediction)
-        return self._launcher.run(
-            folder,
-            request,
-            timeout_seconds=self._goal.trial_timeout_seconds,
-            should_stop=self._should_stop_trial,
-            more_to_come=self._launched + 1 < self._goal.trials,
+        assert flight.prediction is not None
+        self._observer.launched(
+            Launched(
+                number=flight.number,
+                params=flight.params,
+                prediction=flight.prediction,
+                reservation_bytes=flight.reservation_bytes,
+                device=place.target,
+                attempt=flight.attempt,
+            )
         )
+        flight.folder, flight.started = folder, time.monotonic()
+        flight.running = self._launcher.start(folder, flight.request(session, place))
+        if self._tally.launched + len(self._flights) < self._goal.trials:
+            self._launcher.prepare()
 
-    def _tell(self, number: int, result: TrialResult, prediction: Prediction) -> None:
+    def _watch(self, flight: Flight) -> None:
+        """Hold a running trial to its time, and stop it when told to."""
+        running = flight.running
+        assert running is not None
+        if not flight.pid_noted and running.pid is not None:
+            flight.pid_noted = True
+            self._ledger.runs_as(flight.trial_id, running.pid)
+        limit = self._goal.trial_timeout_seconds
+        if self._stopper.level > 1:
+            request = StopRequest(Outcome.INTERRUPTED, "interrupted by the user")
+            running.stop(request, grace_seconds=GRACE_SECONDS)
+        elif limit is not None and time.monotonic() - flight.started > limit:
+            request = StopRequest(Outcome.TIMED_OUT, f"ran longer than {format_seconds(limit)}")
+            running.stop(request, grace_seconds=GRACE_SECONDS)
+
+    def _ended(self, flight: Flight, result: TrialResult) -> None:
+        """Settle a trial whose process has ended, or give it the whole budget."""
+        assert flight.prediction is not None
+        self._calibrations.learn(flight.prediction, result, flight.reservation_bytes)
+        below = flight.reservation_bytes < self._session.study.budget_bytes
+        if result.outcome is not Outcome.OUT_OF_MEMORY or not below:
+            self._settle(flight, result)
+            return
+        if self._ends():
+            self._settle(flight, without_budget(result))
+            return
+        self._session.writer.record_attempt(flight.trial_id, flight.as_attempt(result))
+        self._observer.again(flight.ended(result))
+        flight.begin_again()
+
+    def _settle(self, flight: Flight, result: TrialResult) -> None:
+        """Keep what became of a trial: in its folder, in our tables, with Optuna."""
+        if flight.folder is not None:
+            with contextlib.suppress(OSError):  # the disk is full: the worker's report must do
+                flight.folder.write_result(result)
+        in_time = self._session.writer.record_result(flight.trial_id, result)
+        self._tell(flight.number, result, flight.prediction)
+        self._flights.remove(flight)
+        self._no_slot_until = 0.0
+        for other in self._flights:
+            other.looked = 0.0  # there may be room now
+        if not in_time:
+            self._observer.note(
+                f"trial {flight.number} had been given up for lost; its result is kept beside it"
+            )
+            return
+        self._error = self._error or self._tally.count(flight, result)
+        if flight.prediction is not None:
+            self._observer.ended(flight.ended(result))
+
+    def _tell(self, number: int, result: TrialResult, prediction: Prediction | None) -> None:
         study = self._session.study
-        expected = None if prediction.device is None else prediction.device.expected
+        device = None if prediction is None else prediction.device
         self._session.optuna.tell(
             number,
             result.outcome,
@@ -222,166 +308,107 @@ class StudyLoop:
                 result.outcome,
                 peaks=result.peaks,
                 failure=result.failure,
-                predicted_bytes=expected,
+                predicted_bytes=None if device is None else device.expected,
                 context_bytes=study.context_bytes,
                 repeatable=study.seed is not None,
             ),
             budget_bytes=study.budget_bytes,
         )
 
-    def _note(
-        self, trial: optuna.Trial, params: dict[str, Any], prediction: Prediction, result: TrialResult
-    ) -> Ended:
-        ended = Ended(trial.number, params, prediction, result, trial.user_attrs.get(AUDIT, False))
-        self._counts[result.outcome] = self._counts.get(result.outcome, 0) + 1
-        if result.outcome.launched and result.outcome.final and not ended.audit:
-            self._launched += 1
-        self._learn(prediction, result)
-        self._observer.ended(ended)
-        return ended
+    def _give_up(self, flight: Flight) -> bool:
+        """Settle a trial that will not be launched any more; its params come again on resume."""
+        if flight.prediction is None:
+            self._session.predictor.cancel()
+        reason = self._stopper.reason or "the study ended before it could start"
+        self._settle(flight, TrialResult(Outcome.INTERRUPTED, failure=Failure(reason)))
+        return True
 
-    def _learn(self, prediction: Prediction, result: TrialResult) -> None:
-        """Calibrate on a launched trial; a seeded study keeps the calibration of its start."""
-        if self._session.study.seed is not None:
-            return
-        study = self._session.study
-        measured = measured_from(
-            prediction,
-            result,
-            context_bytes=study.context_bytes or self._target.context_bytes,
-            cap_bytes=study.budget_bytes,
-        )
-        if measured is not None:
-            self._measured.append(measured)
-            self._calibrations.pop(measured.mix, None)
-
-    def _calibration(self, mix: str) -> Calibration:
-        """Return what the trials of a mix of operators have taught so far."""
-        if mix not in self._calibrations:
-            self._calibrations[mix] = Calibration.of_mix(self._target.kind, mix).updated(
-                self._measured, context_spread_bytes=self._target.context_spread_bytes
-            )
-        return self._calibrations[mix]
-
-    def _audit(self) -> None:
-        """Launch a share of the pruned configurations: the only honest figure for wrong prunes."""
-        trials = self._session.reader.trials(self._session.study.id)
-        audited = {trial.repeats for trial in trials if trial.audit and trial.outcome != Outcome.INTERRUPTED}
-        pruned = [trial for trial in trials if trial.outcome == Outcome.PRUNED_MEMORY]
-        wanted = math.ceil(self._goal.audit_share * len(pruned))
-        # Always the same choice for the same study, so that a resumed audit goes on with it.
-        chosen = random.Random(self._session.study.id).sample(pruned, wanted)  # noqa: S311
-        for trial in sorted(chosen, key=lambda trial: trial.number):
-            if trial.number not in audited:
-                if self._should_end():
-                    return
-                self._session.optuna.enqueue_again(trial.number, audit=True)
-                self._one_trial()
-
-    def _nothing_more_fits(self, prunes: int) -> None:
-        trials = self._session.reader.trials(self._session.study.id)
-        if any(trial.outcome == Outcome.COMPLETED for trial in trials):
-            self._observer.note(
-                f"{prunes} configurations in a row do not fit the budget: the search ends with "
-                f"{self._launched} of {self._goal.trials} trials"
-            )
-            return
-        smallest = min((t.predicted_bytes for t in trials if t.predicted_bytes is not None), default=None)
-        raise NothingFeasible(
-            f"none of {prunes} configurations in a row fits the budget of "
-            f"{format_bytes(self._session.study.budget_bytes)}; "
-            f"the smallest prediction is {format_bytes(smallest)}",
-            hint="raise --budget, or let suggest() offer smaller configurations",
-        )
-
-    def _check_failures(self) -> None:
-        failures = sum(count for outcome, count in self._counts.items() if _is_failure(outcome))
-        if self._goal.max_failures is not None:
-            too_many = failures > self._goal.max_failures
-        else:
-            all_failed = failures == self._launched and failures >= _FIRST_FAILURES
-            too_many = all_failed or failures > max(_FIRST_FAILURES, _FAILED_SHARE * self._goal.trials)
-        if too_many:
-            kinds = ", ".join(f"{n} {o}" for o, n in sorted(self._counts.items()) if _is_failure(o))
-            raise TooManyFailures(
-                f"{failures} of {self._launched} launched trials failed ({kinds})",
-                hint=f"see why: tuner trials {self._session.study.name}; tolerate more: --max-failures",
-            )
-
-    def _should_end(self) -> bool:
-        """Whether no further trial may start.
-
-        Raises:
-            Interrupted: The user stopped the study.
-        """
-        self._beat()
-        if self._stopper.level:
-            raise Interrupted(
-                f"{self._stopper.reason}; {self._launched} of {self._goal.trials} trials are done",
+    def _ends(self) -> bool:
+        """Whether no further trial may start."""
+        if self._stopper.level and self._error is None:
+            self._error = Interrupted(
+                f"{self._stopper.reason}; {self._tally.launched} of {self._goal.trials} trials are done",
                 hint="the same command continues the study",
             )
+        if self._error is not None:
+            return True
         limit = self._goal.timeout_seconds
         return limit is not None and time.monotonic() - self._started > limit
 
-    def _should_stop_trial(self) -> bool:
-        self._beat()
-        return self._stopper.level > 1
+    def _may_ask(self) -> bool:
+        places, jobs = len(self._session.plan.places), self._session.plan.jobs
+        waiting = sum(flight.is_waiting for flight in self._flights)
+        tracing = any(flight.prediction is None for flight in self._flights)
+        if tracing or waiting >= places or len(self._flights) >= jobs or self._ends():
+            return False
+        if self._audits is not None:
+            return bool(self._audits)
+        return not self._tally.used_up and time.monotonic() >= self._no_slot_until
 
-    def _beat(self) -> None:
-        if time.monotonic() - self._last_beat > _BEAT_SECONDS:
-            self._last_beat = time.monotonic()
-            reason = self._session.writer.beat(self._session.study.id, self._session.owner)
-            if reason is not None:
-                self._stopper.stop(1, reason)
+    def _look_around(self) -> None:
+        """See what other processes have said and done.
 
+        Raises:
+            LeaseLost: They have given this driver up.
+        """
+        if self._heart.lease_lost:
+            raise LeaseLost("this driver was given up for lost by another one")
+        if self._heart.stop_reason is not None:
+            self._stopper.stop(1, self._heart.stop_reason)
+        if self._heart.others_lost:
+            self._heart.others_lost = False
+            again = recover(self._session)
+            self._observer.note(f"another driver was lost; {again} of its trials will run again")
 
-def told_bytes(
-    outcome: Outcome,
-    *,
-    peaks: Peaks,
-    failure: Failure | None,
-    predicted_bytes: int | None,
-    context_bytes: int | None,
-    repeatable: bool,
-) -> int | None:
-    """Return the device bytes that Optuna is told for a trial, or None.
+    def _start_over(self, error: LeaseLost) -> None:
+        """Join again after this driver was given up: what it held is others' now."""
+        self._observer.note(f"{error.message}; it goes on as a new one")
+        for flight in list(self._flights):
+            result = flight.running.poll() if flight.running is not None else None
+            if result is not None:
+                self._settle(flight, result)
+        self._abandon()
+        self._flights.clear()
+        self._session.join_again()
+        self._heart.lease_lost = False
 
-    Args:
-        outcome: What became of the trial.
-        peaks: What was measured.
-        failure: The failed request of an out-of-memory trial.
-        predicted_bytes: What was predicted.
-        context_bytes: The study's context.
-        repeatable: True for a seeded study: on a CPU the resident peak differs by a few pages from
-            run to run, context + allocator's peak does not.
-    """
-    if outcome is Outcome.PRUNED_MEMORY:
-        return predicted_bytes
-    if outcome is Outcome.OUT_OF_MEMORY:
-        if repeatable and predicted_bytes is not None:
-            return predicted_bytes
-        requested_bytes = failure.requested_bytes if failure is not None else None
-        return (peaks.device_bytes or 0) + (requested_bytes or 0)
-    if repeatable and peaks.allocated_bytes is not None and context_bytes is not None:
-        return context_bytes + (peaks.reserved_bytes or peaks.allocated_bytes)
-    return peaks.device_bytes
+    def _abandon(self) -> None:
+        """Kill what still runs, and end what is still traced."""
+        for flight in self._flights:
+            if flight.running is not None:
+                flight.running.kill()
+            elif flight.prediction is None:
+                self._session.predictor.cancel()
 
-
-def _pruned(prediction: Prediction, budget_bytes: int) -> TrialResult:
-    required = prediction.required
-    reason = (
-        f"predicted to need {format_bytes(None if required is None else required.expected)}, "
-        f"the budget is {format_bytes(budget_bytes)}"
-    )
-    return TrialResult(Outcome.PRUNED_MEMORY, failure=Failure(reason))
+    def _rest(self) -> None:
+        """Wait until something happens, but not for long."""
+        running = [flight.running for flight in self._flights if flight.running is not None]
+        self._wake.wait([trial.fileno() for trial in running], _REST_SECONDS)
 
 
-def _counts_as_launch(trial: TrialRecord) -> bool:
-    if trial.is_running or trial.audit:
-        return False
-    outcome = Outcome(trial.outcome)
-    return outcome.launched and outcome.final
+class Wake:
+    """Waits for any of some descriptors, or for a call from another thread."""
 
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
 
-def _is_failure(outcome: str) -> bool:
-    return outcome != "running" and Outcome(outcome).failed
+    def up(self) -> None:
+        """End the wait that is going on, or the next one."""
+        with contextlib.suppress(OSError):
+            os.write(self._write, b".")
+
+    def wait(self, descriptors: list[int], seconds: float) -> None:
+        """Wait until a descriptor can be read, `up` is called, or the time is over."""
+        with selectors.DefaultSelector() as selector:
+            for descriptor in {self._read, *(fd for fd in descriptors if fd >= 0)}:
+                selector.register(descriptor, selectors.EVENT_READ)
+            selector.select(seconds)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read, 4096)
+
+    def close(self) -> None:
+        """Close the pipe."""
+        os.close(self._read)
+        os.close(self._write)

@@ -45,9 +45,20 @@ class OptunaStudy:
         maximize: Whether more of the metric is better.
         single: True for the metric alone; else peak device bytes are minimised too.
         seed: Seeds the sampler, or None.
+        parallel: Whether several trials run at once: running ones then count as poor, so that
+            proposals differ (constant liar).
     """
 
-    def __init__(self, url: URL, name: str, *, maximize: bool, single: bool, seed: int | None) -> None:
+    def __init__(
+        self,
+        url: URL,
+        name: str,
+        *,
+        maximize: bool,
+        single: bool,
+        seed: int | None,
+        parallel: bool = False,
+    ) -> None:
         self._storage = _open_storage(url)
         metric = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
         directions = [metric, StudyDirection.MINIMIZE]
@@ -58,21 +69,28 @@ class OptunaStudy:
             load_if_exists=True,
         )
         self._study_id = self._storage.get_study_id_from_name(name)
-        self._seed = seed
+        self._seed, self._parallel = seed, parallel
 
     def ask(self) -> optuna.Trial:
         """Return a new trial to suggest params for; queued params come first."""
         trials = self._study.get_trials(deepcopy=False)
         pruned = sum(1 for trial in trials if trial.state is TrialState.PRUNED)
-        self._study.sampler = sampler_for(self._seed, len(trials), pruned)
+        self._study.sampler = sampler_for(self._seed, len(trials), pruned, parallel=self._parallel)
         return self._study.ask()
 
-    def enqueue_again(self, number: int, *, audit: bool = False) -> None:
-        """Queue the params of an earlier trial, unless they are waiting already."""
-        trials = self._study.get_trials(deepcopy=False)
-        waiting = [trial for trial in trials if trial.state is TrialState.WAITING]
-        if all(trial.user_attrs.get(REPEATS) != number for trial in waiting):
-            self._study.enqueue_trial(trials[number].params, user_attrs={REPEATS: number, AUDIT: audit})
+    def ask_again(self, number: int, *, audit: bool) -> optuna.Trial:
+        """Return a new trial that suggests the params of an earlier one.
+
+        It never waits in Optuna's queue, where another driver could take it for its own.
+        """
+        earlier = self._study.get_trials(deepcopy=False)[number]
+        template = optuna.trial.create_trial(
+            state=TrialState.RUNNING,
+            params=earlier.params,
+            distributions=earlier.distributions,
+            user_attrs={REPEATS: number, AUDIT: audit},
+        )
+        return optuna.Trial(self._study, self._storage.create_new_trial(self._study_id, template))
 
     def running(self) -> list[int]:
         """Return the numbers of the trials that Optuna takes for running."""
@@ -105,13 +123,14 @@ class OptunaStudy:
             if outcome in (Outcome.PRUNED_MEMORY, Outcome.OUT_OF_MEMORY):
                 excess = max(excess, _SMALLEST_EXCESS)
             optuna.trial.Trial(self._study, trial_id).set_constraint(MEMORY, excess)
-        if outcome is Outcome.COMPLETED and value is not None and memory_bytes is not None:
-            single = len(self._study.directions) == 1
-            self._study.tell(number, [value] if single else [value, float(memory_bytes)])
-        elif outcome in _TOLD_AS_PRUNED:
-            self._study.tell(number, state=TrialState.PRUNED)
-        else:
-            self._study.tell(number, state=TrialState.FAIL)
+        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):  # by another driver, just now
+            if outcome is Outcome.COMPLETED and value is not None and memory_bytes is not None:
+                single = len(self._study.directions) == 1
+                self._study.tell(number, [value] if single else [value, float(memory_bytes)])
+            elif outcome in _TOLD_AS_PRUNED:
+                self._study.tell(number, state=TrialState.PRUNED)
+            else:
+                self._study.tell(number, state=TrialState.FAIL)
 
     def close(self) -> None:
         """Close the connections to the database."""
@@ -146,7 +165,9 @@ def delete_study(url: URL, name: str) -> None:
         optuna.delete_study(study_name=name, storage=storage)
 
 
-def sampler_for(seed: int | None, number: int, pruned: int) -> optuna.samplers.BaseSampler:
+def sampler_for(
+    seed: int | None, number: int, pruned: int, *, parallel: bool = False
+) -> optuna.samplers.BaseSampler:
     """Return the sampler of one trial.
 
     With a seed it is derived from the trial's number, so that a resumed study draws as an
@@ -156,7 +177,11 @@ def sampler_for(seed: int | None, number: int, pruned: int) -> optuna.samplers.B
     """
     derived = None if seed is None else derived_seed(seed, number)
     return optuna.samplers.TPESampler(
-        n_startup_trials=_RANDOM_TRIALS + pruned, multivariate=True, group=True, seed=derived
+        n_startup_trials=_RANDOM_TRIALS + pruned,
+        multivariate=True,
+        group=True,
+        constant_liar=parallel,
+        seed=derived,
     )
 
 

@@ -1,41 +1,95 @@
-"""What an earlier driver left behind, put in order before the next trial.
+"""What a driver that died left behind, put in order by the next one, or by one beside it.
 
-A driver may die between any two steps of the loop. On the next start, every trial that was its:
+A driver may die between any two steps of the loop. Every trial that was its:
 
-* has a report in its run folder: the result is recorded and told;
-* has none: it is `interrupted`, told as FAIL, and its params are queued again;
+* has a result or a report in its run folder: that is recorded and told;
+* has none, or ran out of memory under less than the budget: it is `interrupted`, told as FAIL, and
+  its params are run again by whoever claims the next slot;
 * is settled in our tables but running for Optuna: it is told again;
 * is known to Optuna only: it was never launched; told as FAIL.
+
+One process at a time does this for a study, under a lock.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from pathlib import Path
 
 from tuner.execution.run_folder import RunFolder
+from tuner.processes import process_memory
 from tuner.records import Failure, Outcome, Peaks, TrialResult
-from tuner.search.loop import told_bytes
 from tuner.search.session import Session
+from tuner.search.told import told_bytes
+from tuner.store.locks import exclusive
 from tuner.store.rows import TrialRecord
 
-
-def recover(session: Session) -> int:
-    """Settle every trial that no driver works on; return how many were interrupted."""
-    trials = session.reader.trials(session.study.id)
-    for trial in trials:
-        if trial.is_running:
-            session.writer.record_result(trial.id, _left_result(trial))
-    by_number = {trial.number: trial for trial in session.reader.trials(session.study.id)}
-    for number in session.optuna.running():
-        _tell_again(session, number, by_number.get(number))
-    return _queue_interrupted(session, list(by_number.values()))
+_DYING_SECONDS = 5.0  # a supervisor needs less than one to kill what its driver left
 
 
-def _left_result(trial: TrialRecord) -> TrialResult:
-    report = None if trial.run_folder is None else RunFolder(Path(trial.run_folder)).read_report()
-    if report is not None:
-        return TrialResult.from_json(report)
-    return TrialResult(Outcome.INTERRUPTED, failure=Failure("its driver ended before it did"))
+def recover(session: Session, *, own: bool = False) -> int:
+    """Settle every trial that no living driver works on; return how many were interrupted.
+
+    Args:
+        session: The study.
+        own: Whether this driver's own trials are among them: its loop has ended.
+    """
+    with exclusive(session.engine, f"study-{session.study.id}"):
+        lost = [driver.id for driver in session.drivers.lost(session.study.id)]
+        living = {driver.id for driver in session.reader.living_drivers(session.study.id)}
+        if own:
+            living.discard(session.driver_id)
+        interrupted = 0
+        for trial in session.reader.trials(session.study.id, ["running"]):
+            if trial.driver_id not in living:
+                result = _left_result(session, trial)
+                session.writer.record_result(trial.id, result)
+                interrupted += result.outcome is Outcome.INTERRUPTED
+        _tell_what_was_not(session)
+        for driver_id in lost:
+            session.drivers.leave(driver_id, "lost")
+        return interrupted
+
+
+def _left_result(session: Session, trial: TrialRecord) -> TrialResult:
+    pid = session.reservations.pid_of(trial.id)
+    if pid is not None:
+        _wait_for_end(pid)  # it may be writing its report
+    result = None if trial.run_folder is None else RunFolder(Path(trial.run_folder)).read_result()
+    if result is None:
+        return TrialResult(Outcome.INTERRUPTED, failure=Failure("its driver ended before it did"))
+    below = (trial.reservation_bytes or 0) < session.study.budget_bytes
+    if result.outcome is Outcome.OUT_OF_MEMORY and below:
+        return without_budget(result)
+    return result
+
+
+def without_budget(result: TrialResult) -> TrialResult:
+    """Return what is kept of a trial that was to have the whole budget, and could not any more."""
+    reason = "out of memory under less than the budget, and ended before it could have the whole"
+    return dataclasses.replace(result, outcome=Outcome.INTERRUPTED, failure=Failure(reason))
+
+
+def _wait_for_end(pid: int) -> None:
+    deadline = time.monotonic() + _DYING_SECONDS
+    while process_memory(pid) is not None and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _tell_what_was_not(session: Session) -> None:
+    """Tell Optuna of every trial that it takes for running and nobody works on."""
+    running = session.optuna.running()
+    if not running:
+        return
+    asking = session.slots.asking(session.study.id)
+    trials = {trial.number: trial for trial in session.reader.trials(session.study.id)}
+    for number in running:
+        trial = trials.get(number)
+        if trial is None and asking:
+            continue  # another driver has asked for it, and is about to add it
+        if trial is None or not trial.is_running:
+            _tell_again(session, number, trial)
 
 
 def _tell_again(session: Session, number: int, trial: TrialRecord | None) -> None:
@@ -55,16 +109,3 @@ def _tell_again(session: Session, number: int, trial: TrialRecord | None) -> Non
     session.optuna.tell(
         number, outcome, value=value, memory_bytes=memory_bytes, budget_bytes=study.budget_bytes
     )
-
-
-def _queue_interrupted(session: Session, trials: list[TrialRecord]) -> int:
-    """Queue the params of each interrupted trial that was not run again; audits choose anew."""
-    repeated = {trial.repeats for trial in trials}
-    waiting = [
-        trial.number
-        for trial in trials
-        if trial.outcome == Outcome.INTERRUPTED and not trial.audit and trial.number not in repeated
-    ]
-    for number in waiting:
-        session.optuna.enqueue_again(number)
-    return len(waiting)

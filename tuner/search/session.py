@@ -13,34 +13,49 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tuner
 from tuner.errors import UsageError
 from tuner.memory.predictor import Predictor
 from tuner.processes import this_process
-from tuner.records import Owner
-from tuner.scheduling.devices import Place, check_budget, choose_place, present_target
+from tuner.scheduling.devices import Place, check_budget, choose_places, joint_target, present_target
 from tuner.search.optuna_study import OptunaStudy
 from tuner.settings import Setting
 from tuner.stand_in import check_memory_free, configuration
 from tuner.store import migrations
-from tuner.store.engine import URL, open_engine, parse_url, store_errors
+from tuner.store.drivers import Drivers
+from tuner.store.engine import URL, Engine, open_engine, parse_url, store_errors
 from tuner.store.reader import Reader
+from tuner.store.reservations import Reservations
 from tuner.store.rows import NewStudy, StudyRecord
 from tuner.store.schema import NAME_LIMIT
+from tuner.store.slots import Slots
 from tuner.store.writer import Writer
 from tuner.units import format_bytes, parse_bytes
 from tuner.workload import LoadedWorkload, load_workload
 
+_CPU_JOBS = 4  # trials at once on a CPU, when no number is given
+
 
 @dataclass(frozen=True)
 class Plan:
-    """A study as the user asked for it, checked, nothing written yet."""
+    """A study as the user asked for it, checked, nothing written yet.
+
+    Attributes:
+        places: The devices that trials run on, of one model, the freest first.
+        budget_bytes: Device bytes that one trial may take.
+        pool_bytes: Device bytes that all trials on a device may take together; None: what is free.
+        jobs: The most trials that run at once.
+        threads: Intra-op threads of each.
+    """
 
     loaded: LoadedWorkload
-    place: Place
+    places: tuple[Place, ...]
     name: str
     budget_bytes: int
+    pool_bytes: int | None
+    jobs: int
     single: bool
     seed: int | None
     threads: int
@@ -49,31 +64,48 @@ class Plan:
     settings: dict[str, Setting]
     existing: StudyRecord | None = None
 
+    @property
+    def place(self) -> Place:
+        """The freest device, which stands for all: they are of one model."""
+        return self.places[0]
 
-@dataclass(frozen=True)
+
+@dataclass
 class Session:
-    """A study that this process drives.
+    """A study that this process drives, beside others perhaps.
 
     Attributes:
         plan: What was asked for.
         study: The study as stored.
-        owner: This process.
+        driver_id: This process as a driver; another one after it was given up for lost.
+        engine: The database, for locks.
         writer, reader, optuna: The two sides of the database.
+        drivers, slots, reservations: Who drives, who may ask, what is set aside.
         predictor: Estimates configurations.
         seed_base: Trials are seeded from this and their number.
+        environment: What is kept of this process.
     """
 
     plan: Plan
     study: StudyRecord
-    owner: Owner
+    driver_id: int
+    engine: Engine
     writer: Writer
     reader: Reader
     optuna: OptunaStudy
+    drivers: Drivers
+    slots: Slots
+    reservations: Reservations
     predictor: Predictor
     seed_base: int
+    environment: dict[str, Any]
+
+    def join_again(self) -> None:
+        """Become a driver anew, after others have given this one up."""
+        self.driver_id = self.drivers.join(self.study.id, this_process(), self.environment)
 
 
-def make_plan(study_file: str, settings: dict[str, Setting], threads: int) -> Plan:
+def make_plan(study_file: str, settings: dict[str, Setting], cores: int) -> Plan:
     """Check what the user asked for.
 
     Raises:
@@ -90,21 +122,38 @@ def make_plan(study_file: str, settings: dict[str, Setting], threads: int) -> Pl
     with store_errors(url):
         existing = _existing_study(url, name)
     # The freest GPU may be another one now: a study stays where it is.
-    place = choose_place(values["target"] or (existing.target if existing is not None else None))
+    places = choose_places(values["target"] or (existing.target if existing is not None else None))
     budget_bytes = values["budget"]
+    if budget_bytes is None and existing is not None:
+        budget_bytes = existing.budget_bytes
     if budget_bytes is None:
         default = loaded.workload.default_budget
-        budget_bytes = parse_bytes(default) if default else place.default_budget_bytes
-    check_budget(budget_bytes, place)
+        budget_bytes = parse_bytes(default) if default else places[0].default_budget_bytes
+        budget_bytes = min(budget_bytes, values["pool"] or budget_bytes)
+    check_budget(budget_bytes, places[0])
+    if values["pool"] is not None and values["pool"] < budget_bytes:
+        raise UsageError(
+            f"a pool of {format_bytes(values['pool'])} holds no trial of {format_bytes(budget_bytes)}",
+            hint="give a --pool of at least the --budget, which is what one trial may take",
+        )
     check_memory_free(loaded.workload)  # and a space that cannot be drawn from is found now
+    jobs, threads = jobs_and_threads(
+        places[0].kind,
+        cores,
+        jobs=values["jobs"],
+        threads=values["threads"],
+        seeded=(existing.seed if existing is not None else values["seed"]) is not None,
+    )
     plan = Plan(
         loaded=loaded,
-        place=place,
+        places=places,
         name=name,
         budget_bytes=budget_bytes,
+        pool_bytes=values["pool"],
+        jobs=jobs,
         single=values["single"],
         seed=values["seed"],
-        threads=values["threads"] or threads,
+        threads=threads,
         runs_dir=Path(values["runs_dir"]),
         url=url,
         settings=settings,
@@ -115,13 +164,28 @@ def make_plan(study_file: str, settings: dict[str, Setting], threads: int) -> Pl
     return plan
 
 
+def jobs_and_threads(
+    kind: str, cores: int, *, jobs: int | None, threads: int | None, seeded: bool
+) -> tuple[int, int]:
+    """Return how many trials may run at once, and the intra-op threads of each.
+
+    On a GPU memory decides, as long as each trial has two cores: one to launch kernels, one to load
+    data. On a CPU trials compete for the cores themselves, and more than four at once leave the
+    sampler with little to learn from. A seeded study runs one at a time, so that it repeats.
+    """
+    if jobs is None:
+        most = 1 if seeded else max(1, cores // 2) if kind == "cuda" else min(cores, _CPU_JOBS)
+        jobs = max(1, min(most, cores // threads)) if threads else most
+    return jobs, threads or max(1, cores // jobs)
+
+
 @contextmanager
 def open_session(plan: Plan) -> Iterator[Session]:
-    """Open the store, create or resume the study, and hold it while the body runs.
+    """Open the store, create or resume the study, and drive it while the body runs.
 
     Raises:
         UsageError: The study exists with another workload, budget, target or objective.
-        StoreError: The database cannot be used, or another driver holds the study.
+        StoreError: The database cannot be used.
     """
     with store_errors(plan.url), contextlib.ExitStack() as closing:
         predictor = closing.enter_context(_predictor(plan))
@@ -129,23 +193,47 @@ def open_session(plan: Plan) -> Iterator[Session]:
         if plan.place.kind == "cpu" and plan.existing is None:
             context_bytes = predictor.context_bytes(configuration(plan.loaded.workload, {}))
         engine = open_engine(plan.url)
+        closing.callback(engine.dispose)
         migrations.upgrade(engine)
-        writer, reader, owner = Writer(engine), Reader(engine), this_process()
+        writer, reader, drivers = Writer(engine), Reader(engine), Drivers(engine)
         study_id = writer.create_study(_new_study(plan, context_bytes))
-        writer.claim_study(study_id, owner)
+        study = reader.study(plan.name)
+        _check_same(plan, study)  # again: another driver may have created it, and its database is current
+        environment: dict[str, Any] = {}
+        driver_id = drivers.join(study_id, this_process(), environment)
+        optuna_study = closing.enter_context(contextlib.closing(_optuna_study(plan, study)))
+        session = Session(
+            plan=plan,
+            study=study,
+            driver_id=driver_id,
+            engine=engine,
+            writer=writer,
+            reader=reader,
+            optuna=optuna_study,
+            drivers=drivers,
+            slots=Slots(engine),
+            reservations=Reservations(engine),
+            predictor=predictor,
+            seed_base=study.seed if study.seed is not None else random.SystemRandom().getrandbits(31),
+            environment=environment,
+        )
+        reason = "failed"
         try:
-            study = reader.study(plan.name)
-            _check_same(plan, study)  # again, now that it is held and its database is current
-            optuna_study = closing.enter_context(contextlib.closing(_optuna_study(plan, study)))
-            seed_base = study.seed if study.seed is not None else random.SystemRandom().getrandbits(31)
-            yield Session(plan, study, owner, writer, reader, optuna_study, predictor, seed_base)
+            yield session
+            reason = "done"
         finally:
-            writer.release_study(study_id, owner)
-            engine.dispose()
+            drivers.leave(session.driver_id, reason)
 
 
 def _optuna_study(plan: Plan, study: StudyRecord) -> OptunaStudy:
-    return OptunaStudy(plan.url, study.name, maximize=study.maximize, single=study.single, seed=study.seed)
+    return OptunaStudy(
+        plan.url,
+        study.name,
+        maximize=study.maximize,
+        single=study.single,
+        seed=study.seed,
+        parallel=plan.jobs > 1,
+    )
 
 
 def _predictor(plan: Plan) -> Predictor:
@@ -178,14 +266,14 @@ def _check_same(plan: Plan, study: StudyRecord) -> None:
     objective = plan.loaded.workload.objective
     asked = {
         "workload": plan.loaded.identity,
-        "target": plan.place.target,
+        "target": _model(plan.place.target, plan.place.name),
         "budget": plan.budget_bytes if _was_asked(plan, "budget") else study.budget_bytes,
         "seed": _shown(plan.seed if _was_asked(plan, "seed") else study.seed),
         "objective": f"{objective.direction} {objective.metric}{' alone' if plan.single else ''}",
     }
     stored = {
         "workload": study.workload,
-        "target": study.target,
+        "target": _model(study.target, study.device_name),
         "budget": study.budget_bytes,
         "seed": _shown(study.seed),
         "objective": f"{study.direction} {study.metric}{' alone' if study.single else ''}",
@@ -197,6 +285,11 @@ def _check_same(plan: Plan, study: StudyRecord) -> None:
                 f"study '{study.name}' has the {what} {shown[0]}, not {shown[1]}",
                 hint="start a new study with another --study-name, or resume this one as it was",
             )
+
+
+def _model(target: str, device_name: str | None) -> str:
+    """Return what trials of one study share: any GPU of the same model will do, on any host."""
+    return "cpu" if target == "cpu" else f"{target.partition(':')[0]} ({device_name})"
 
 
 def _shown(seed: int | None) -> str:
@@ -215,7 +308,7 @@ def _new_study(plan: Plan, context_bytes: int | None) -> NewStudy:
         workload=plan.loaded.identity,
         workload_reference=plan.loaded.reference,
         workload_digest=plan.loaded.digest,
-        target=plan.place.target,
+        target=joint_target(plan.places),
         device_name=plan.place.name,
         budget_bytes=plan.budget_bytes,
         metric=objective.metric,

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from sqlalchemy import URL as URL
 from sqlalchemy import Engine as Engine
@@ -113,6 +114,14 @@ def _postgresql(url: URL, *, read_only: bool) -> Engine:
             connection.exec_driver_sql("SET TRANSACTION READ ONLY")
 
     return engine
+
+
+def sqlite_path(url: URL) -> Path:
+    """Return the file of a SQLite URL, also of one that an engine of ours was made with."""
+    database = url.database or ""
+    if not database.startswith("file:"):
+        return Path(database)
+    return Path(unquote(database.removeprefix("file:").partition("?")[0]))
 
 
 def _quoted(path: Path) -> str:

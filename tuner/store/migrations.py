@@ -51,6 +51,9 @@ def _transaction(engine: Engine) -> Iterator[Connection]:
 
     SQLite changes a table by copying it and dropping the old one, which deletes what refers to it;
     the switch that prevents this is deaf inside a transaction.
+
+    Raises:
+        SchemaError: The upgrade left rows without their parents.
     """
     if engine.dialect.name != "sqlite":
         with engine.begin() as connection:

@@ -10,6 +10,7 @@ from sqlalchemy import URL, Engine
 
 from tuner.errors import SchemaError
 from tuner.store import migrations
+from tuner.store.drivers import Drivers
 from tuner.store.engine import describe_url, open_engine, store_errors
 from tuner.store.reader import Reader
 from tuner.store.writer import Writer
@@ -53,7 +54,7 @@ def reading(url: URL) -> Iterator[Reader]:
 
 
 @contextmanager
-def writing(url: URL) -> Iterator[tuple[Reader, Writer]]:
+def writing(url: URL) -> Iterator[tuple[Reader, Writer, Drivers]]:
     """Open an existing database for reading and writing while the body runs.
 
     Raises:
@@ -63,6 +64,6 @@ def writing(url: URL) -> Iterator[tuple[Reader, Writer]]:
         open_existing(url).dispose()
         engine = open_engine(url)
         try:
-            yield Reader(engine), Writer(engine)
+            yield Reader(engine), Writer(engine), Drivers(engine)
         finally:
             engine.dispose()

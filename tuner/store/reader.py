@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Engine, Row, func, select, text
@@ -12,11 +12,12 @@ from sqlalchemy import Engine, Row, func, select, text
 from tuner.errors import UsageError
 from tuner.records import Prediction
 from tuner.store import schema
-from tuner.store.rows import MetricRecord, StudyRecord, TrialRecord, from_storable
-from tuner.store.writer import owner_of
+from tuner.store.drivers import driver_of, living_drivers
+from tuner.store.rows import DriverRecord, MetricRecord, StudyRecord, TrialRecord, from_storable
+from tuner.store.transactions import in_utc
 
 _TRIAL_FIELDS = [f.name for f in dataclasses.fields(TrialRecord) if f.name != "prediction"]
-_STUDY_FIELDS = [f.name for f in dataclasses.fields(StudyRecord) if f.name != "owner"]
+_STUDY_FIELDS = [f.name for f in dataclasses.fields(StudyRecord)]
 
 
 class Reader:
@@ -89,6 +90,19 @@ class Reader:
                 for row in connection.execute(query)
             ]
 
+    def driver(self, driver_id: int) -> DriverRecord | None:
+        """Return the driver of that id, or None."""
+        with self._engine.connect() as connection:
+            row = connection.execute(
+                select(schema.driver).where(schema.driver.c.id == driver_id)
+            ).one_or_none()
+            return None if row is None else driver_of(row)
+
+    def living_drivers(self, study_id: int) -> list[DriverRecord]:
+        """Return the study's drivers that are at work."""
+        with self._engine.connect() as connection:
+            return living_drivers(connection, study_id)
+
     def outcomes(self, study_id: int) -> dict[str, int]:
         """Return how many trials there are of each outcome, `running` included."""
         outcome = func.coalesce(schema.trial.c.outcome, "running")
@@ -122,8 +136,7 @@ class Reader:
 def _study(row: Row[Any]) -> StudyRecord:
     fields = {name: getattr(row, name) for name in _STUDY_FIELDS}
     fields["created_at"] = _aware(row.created_at)
-    fields["owner_seen_at"] = _aware(row.owner_seen_at)
-    return StudyRecord(**fields, owner=owner_of(row))
+    return StudyRecord(**fields)
 
 
 def _trial(row: Row[Any]) -> TrialRecord:
@@ -131,14 +144,12 @@ def _trial(row: Row[Any]) -> TrialRecord:
     fields["outcome"] = row.outcome or "running"
     for name in ("phases", "metrics", "environment"):
         fields[name] = from_storable(fields[name] or {})
-    fields["warnings"] = fields["warnings"] or []
+    for name in ("warnings", "attempts"):
+        fields[name] = fields[name] or []
     for name in ("asked_at", "started_at", "ended_at"):
         fields[name] = _aware(fields[name])
     return TrialRecord(**fields)
 
 
 def _aware(moment: datetime | None) -> Any:
-    """Return a moment in UTC: SQLite gives it without its zone, PostgreSQL in the server's."""
-    if moment is None:
-        return None
-    return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return None if moment is None else in_utc(moment)

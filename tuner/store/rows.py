@@ -36,14 +36,26 @@ class StudyRecord(NewStudy):
 
     id: int
     created_at: datetime
-    owner: Owner | None
-    owner_seen_at: datetime | None
-    stop_reason: str | None
 
     @property
     def maximize(self) -> bool:
         """Whether more of the metric is better."""
         return self.direction == "maximize"
+
+
+@dataclass(frozen=True)
+class DriverRecord(Record):
+    """A process that drives a study, or did; the columns of `tuner_driver`."""
+
+    id: int
+    study_id: int
+    owner: Owner
+    joined_at: datetime
+    seen_at: datetime
+    ended_at: datetime | None
+    end_reason: str | None
+    stop_reason: str | None
+    environment: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,10 @@ class TrialRecord(Record):
     predicted_high_bytes: int | None
     predicted_allocated_bytes: int | None
     reservation_bytes: int | None
+    device: str | None
+    attempt: int
+    attempts: list[dict[str, Any]]
+    waiting_seconds: float | None
     outcome: str
     value: float | None
     peak_bytes: int | None
@@ -70,6 +86,7 @@ class TrialRecord(Record):
     allocated_bytes: int | None
     reserved_bytes: int | None
     baseline_bytes: int | None
+    host_peak_bytes: int | None
     phases: dict[str, int]
     metrics: dict[str, float]
     reason: str | None
@@ -84,6 +101,7 @@ class TrialRecord(Record):
     ended_at: datetime | None
     seconds: float | None
     prediction_seconds: float | None
+    driver_id: int | None
     prediction: Prediction | None = None
 
     @property

@@ -6,134 +6,88 @@ twice is recorded once.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, Row, Table, delete, insert, select, update
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy import Connection, Table, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
 
-from tuner.errors import StoreError, StudyBusy
-from tuner.processes import is_alive
-from tuner.records import Owner, Prediction, TrialResult
+from tuner.errors import LeaseLost, StoreError
+from tuner.records import Prediction, TrialResult
 from tuner.store import schema
+from tuner.store.drivers import require_living
 from tuner.store.rows import NewStudy, storable_text, to_storable
+from tuner.store.transactions import Transactional, transaction
 
 _METRIC_NAME_LIMIT = 255
-_OWNER_SILENT_AFTER = timedelta(seconds=300)  # for an owner on another host, whose process we cannot see
 
 
-class Writer:
+class Writer(Transactional):
     """Writes studies, trials and metrics."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
 
     def create_study(self, new: NewStudy) -> int:
         """Add a study and return its id; an existing one of that name is returned as it is."""
+        try:
+            return self._create_study(new)
+        except IntegrityError:  # another process inserted it in between
+            return self._create_study(new)
+
+    @transaction
+    def _create_study(self, connection: Connection, new: NewStudy) -> int:
+        known = connection.execute(select(schema.study.c.id).where(schema.study.c.name == new.name)).scalar()
+        if known is not None:
+            return int(known)
         values = {**dataclasses.asdict(new), "settings": to_storable(new.settings), "created_at": _now()}
-        return self._find_or_insert(schema.study, values, schema.study.c.name == new.name)
+        return _inserted(connection, schema.study, values)
 
-    def claim_study(self, study_id: int, owner: Owner) -> None:
-        """Become the study's driver, and clear an earlier request to stop.
-
-        Raises:
-            StudyBusy: Another driver that is alive holds it.
-        """
-        with self._engine.begin() as connection:
-            row = connection.execute(
-                select(schema.study).where(schema.study.c.id == study_id).with_for_update()
-            ).one()
-            holder = owner_of(row)
-            if holder is not None and holder != owner and still_holds(holder, row.owner_seen_at):
-                raise StudyBusy(
-                    f"another driver works on study '{row.name}' (process {holder.pid} on {holder.host})",
-                    hint="wait for it, stop it with: tuner stop NAME, or choose another --study-name",
-                )
-            connection.execute(
-                update(schema.study)
-                .where(schema.study.c.id == study_id)
-                .values(**_owner_values(owner), owner_seen_at=_now(), stop_reason=None)
-            )
-
-    def beat(self, study_id: int, owner: Owner) -> str | None:
-        """Give a sign of life; return the reason to stop, if there is one.
-
-        A database that is away for a moment is no reason: the next sign of life will do.
-        """
-        with contextlib.suppress(DBAPIError):
-            return self._beat(study_id, owner)
-        return None
-
-    def _beat(self, study_id: int, owner: Owner) -> str | None:
-        with self._engine.begin() as connection:
-            held = connection.execute(
-                update(schema.study)
-                .where(schema.study.c.id == study_id, *_held_by(owner))
-                .values(owner_seen_at=_now())
-            )
-            if not held.rowcount:
-                return "another driver has taken the study over"
-            reason: str | None = connection.execute(
-                select(schema.study.c.stop_reason).where(schema.study.c.id == study_id)
-            ).scalar()
-            return reason
-
-    def release_study(self, study_id: int, owner: Owner) -> None:
-        """Stop being the study's driver; if another one has taken it over, it stays its."""
-        with self._engine.begin() as connection:
-            connection.execute(
-                update(schema.study)
-                .where(schema.study.c.id == study_id, *_held_by(owner))
-                .values(**_owner_values(None))
-            )
-
-    def request_stop(self, study_id: int, reason: str) -> None:
-        """Ask the study's driver to end after the running trial."""
-        with self._engine.begin() as connection:
-            connection.execute(
-                update(schema.study).where(schema.study.c.id == study_id).values(stop_reason=reason)
-            )
-
-    def delete_study(self, study_id: int) -> None:
+    @transaction
+    def delete_study(self, connection: Connection, study_id: int) -> None:
         """Delete a study, its trials and their metrics."""
-        with self._engine.begin() as connection:
-            connection.execute(delete(schema.study).where(schema.study.c.id == study_id))
+        connection.execute(delete(schema.study).where(schema.study.c.id == study_id))
 
+    @transaction
     def add_trial(
         self,
+        connection: Connection,
         study_id: int,
         number: int,
         params: dict[str, Any],
         *,
-        owner: Owner,
+        driver_id: int,
+        slot_id: int | None = None,
         seed: int | None = None,
         audit: bool = False,
         repeats: int | None = None,
     ) -> int:
-        """Add a trial that was asked for; return its id. A known number is returned as it is."""
-        values = {
-            "study_id": study_id,
-            "number": number,
-            "params": to_storable(params),
-            "seed": seed,
-            "audit": audit,
-            "repeats": repeats,
-            "asked_at": _now(),
-            **_owner_values(owner),
-        }
-        columns = schema.trial.c
-        return self._find_or_insert(
-            schema.trial, values, columns.study_id == study_id, columns.number == number
-        )
+        """Add a trial that was asked for, in its slot; return its id. A known number stays as it is.
 
-    def record_prediction(self, trial_id: int, prediction: Prediction) -> None:
-        """Store what was predicted for a trial."""
+        Raises:
+            LeaseLost: Others have given the driver up.
+        """
+        require_living(connection, driver_id)
+        columns = schema.trial.c
+        query = select(columns.id).where(columns.study_id == study_id, columns.number == number)
+        trial_id = connection.execute(query).scalar()
+        if trial_id is None:
+            values = {"study_id": study_id, "number": number, "params": to_storable(params), "seed": seed}
+            values |= {"audit": audit, "repeats": repeats, "asked_at": _now(), "driver_id": driver_id}
+            trial_id = _inserted(connection, schema.trial, values)
+        connection.execute(update(schema.slot).where(schema.slot.c.id == slot_id).values(trial_id=trial_id))
+        return int(trial_id)
+
+    @transaction
+    def record_prediction(self, connection: Connection, trial_id: int, prediction: Prediction) -> None:
+        """Store what was predicted for a trial.
+
+        Raises:
+            LeaseLost: The trial is settled: others gave its driver up.
+        """
         device = prediction.device
-        self._update_trial(
+        _update_running(
+            connection,
             trial_id,
             verdict=prediction.verdict,
             fits_probability=prediction.fits_probability,
@@ -145,92 +99,122 @@ class Writer:
             prediction_seconds=prediction.seconds,
         )
 
-    def record_launch(self, trial_id: int, *, run_folder: str, reservation_bytes: int | None) -> None:
-        """Note that a trial is about to be launched: the write-ahead of its result."""
-        self._update_trial(
-            trial_id, run_folder=run_folder, reservation_bytes=reservation_bytes, started_at=_now()
+    @transaction
+    def record_launch(
+        self,
+        connection: Connection,
+        trial_id: int,
+        *,
+        run_folder: str,
+        reservation_bytes: int | None,
+        device: str | None = None,
+        attempt: int = 1,
+        waiting_seconds: float | None = None,
+        used_before_bytes: int | None = None,
+    ) -> None:
+        """Note that a trial is about to be launched: the write-ahead of its result.
+
+        Raises:
+            LeaseLost: The trial is settled: others gave its driver up.
+        """
+        _update_running(
+            connection,
+            trial_id,
+            run_folder=run_folder,
+            reservation_bytes=reservation_bytes,
+            device=device,
+            attempt=attempt,
+            waiting_seconds=waiting_seconds,
+            used_before_bytes=used_before_bytes,
+            started_at=_now(),
         )
 
-    def record_result(self, trial_id: int, result: TrialResult) -> None:
-        """Store what became of a trial. A trial that is settled already stays as it is."""
+    @transaction
+    def record_attempt(self, connection: Connection, trial_id: int, attempt: dict[str, Any]) -> None:
+        """Keep what became of an attempt that is to be repeated, and let its reservation go.
+
+        Raises:
+            LeaseLost: The trial is settled: others gave its driver up.
+        """
+        query = select(schema.trial.c.attempts).where(schema.trial.c.id == trial_id).with_for_update()
+        earlier = connection.execute(query).scalar() or []
+        if all(known["attempt"] != attempt["attempt"] for known in earlier):
+            _update_running(connection, trial_id, attempts=[*earlier, to_storable(attempt)])
+        _let_go(connection, trial_id, schema.reservation)
+
+    @transaction
+    def record_result(self, connection: Connection, trial_id: int, result: TrialResult) -> bool:
+        """Store what became of a trial, and let its slot and reservation go.
+
+        A trial that is settled already stays as it is; what comes late is kept beside it.
+
+        Returns:
+            Whether this is the trial's result now, or was before.
+        """
         failure, peaks = result.failure, result.peaks
-        with self._engine.begin() as connection:
-            changed = connection.execute(
-                update(schema.trial)
-                .where(schema.trial.c.id == trial_id, schema.trial.c.outcome.is_(None))
-                .values(
-                    outcome=result.outcome,
-                    value=None if result.value is None or math.isnan(result.value) else result.value,
-                    peak_bytes=peaks.device_bytes,
-                    peak_source=peaks.source,
-                    allocated_bytes=peaks.allocated_bytes,
-                    reserved_bytes=peaks.reserved_bytes,
-                    baseline_bytes=peaks.baseline_bytes,
-                    phases=to_storable(peaks.phases),
-                    metrics=to_storable(result.metrics),
-                    reason=None if failure is None else storable_text(failure.reason),
-                    failure=None if failure is None else to_storable(failure.to_json()),
-                    environment=to_storable(result.environment),
-                    warnings=to_storable(result.warnings),
-                    checkpoint=result.checkpoint,
-                    ended_at=_now(),
-                    seconds=result.seconds if result.outcome.launched else None,
-                    **_owner_values(None),
-                )
+        changed = connection.execute(
+            update(schema.trial)
+            .where(schema.trial.c.id == trial_id, schema.trial.c.outcome.is_(None))
+            .values(
+                outcome=result.outcome,
+                value=None if result.value is None or math.isnan(result.value) else result.value,
+                peak_bytes=peaks.device_bytes,
+                peak_source=peaks.source,
+                allocated_bytes=peaks.allocated_bytes,
+                reserved_bytes=peaks.reserved_bytes,
+                baseline_bytes=peaks.baseline_bytes,
+                host_peak_bytes=result.host_peak_bytes,
+                phases=to_storable(peaks.phases),
+                metrics=to_storable(result.metrics),
+                reason=None if failure is None else storable_text(failure.reason),
+                failure=None if failure is None else to_storable(failure.to_json()),
+                environment=to_storable(result.environment),
+                warnings=to_storable(result.warnings),
+                checkpoint=result.checkpoint,
+                ended_at=_now(),
+                seconds=result.seconds if result.outcome.launched else None,
             )
-            if changed.rowcount:
-                _add_metrics(connection, trial_id, result)
+        )
+        if not changed.rowcount:
+            return _keep_late(connection, trial_id, result)
+        _add_metrics(connection, trial_id, result)
+        for table in (schema.slot, schema.reservation):
+            _let_go(connection, trial_id, table)
+        return True
 
-    def forget_checkpoint(self, trial_id: int) -> None:
+    @transaction
+    def forget_checkpoint(self, connection: Connection, trial_id: int) -> None:
         """Note that a trial's kept weights are gone."""
-        self._update_trial(trial_id, checkpoint=None)
-
-    def _find_or_insert(self, table: Table, values: dict[str, Any], *where: ColumnElement[bool]) -> int:
-        """Return the id of the row that is there, or of a new one."""
-        query = select(table.c.id).where(*where)
-        try:
-            with self._engine.begin() as connection:
-                known = connection.execute(query).scalar()
-                return _inserted(connection, table, values) if known is None else int(known)
-        except IntegrityError:  # another process inserted it in between
-            with self._engine.begin() as connection:
-                return int(connection.execute(query).scalar_one())
-
-    def _update_trial(self, trial_id: int, **values: Any) -> None:
-        with self._engine.begin() as connection:
-            connection.execute(update(schema.trial).where(schema.trial.c.id == trial_id).values(**values))
+        connection.execute(update(schema.trial).where(schema.trial.c.id == trial_id).values(checkpoint=None))
 
 
-def owner_of(row: Row[Any]) -> Owner | None:
-    """Return who holds a row, or None."""
-    if row.owner_pid is None:
-        return None
-    return Owner(row.owner_host, row.owner_boot_id, row.owner_pid, row.owner_started)
+def _update_running(connection: Connection, trial_id: int, **values: Any) -> None:
+    changed = connection.execute(
+        update(schema.trial)
+        .where(schema.trial.c.id == trial_id, schema.trial.c.outcome.is_(None))
+        .values(**values)
+    )
+    if not changed.rowcount:
+        raise LeaseLost("the trial was given up for lost by another driver")
 
 
-def still_holds(holder: Owner, seen_at: datetime | None) -> bool:
-    """Whether an owner lives: by its process on this host, by its last sign of life elsewhere."""
-    alive = is_alive(holder)
-    if alive is not None:
-        return alive
-    if seen_at is None:
-        return False
-    seen = seen_at if seen_at.tzinfo else seen_at.replace(tzinfo=UTC)
-    return datetime.now(UTC) - seen < _OWNER_SILENT_AFTER
+def _let_go(connection: Connection, trial_id: int, table: Table) -> None:
+    connection.execute(delete(table).where(table.c.trial_id == trial_id))
 
 
-def _held_by(owner: Owner) -> tuple[ColumnElement[bool], ...]:
-    columns = schema.study.c
-    return tuple(columns[name] == value for name, value in _owner_values(owner).items())
-
-
-def _owner_values(owner: Owner | None) -> dict[str, Any]:
-    return {
-        "owner_host": None if owner is None else owner.host,
-        "owner_boot_id": None if owner is None else owner.boot_id,
-        "owner_pid": None if owner is None else owner.pid,
-        "owner_started": None if owner is None else owner.started,
-    }
+def _keep_late(connection: Connection, trial_id: int, result: TrialResult) -> bool:
+    """Keep a result beside the one that is there, unless it is the same."""
+    row = connection.execute(
+        select(schema.trial.c.outcome, schema.trial.c.value).where(schema.trial.c.id == trial_id)
+    ).one_or_none()
+    if row is None or (row.outcome, row.value) == (result.outcome.value, result.value):
+        return row is not None
+    connection.execute(
+        update(schema.trial)
+        .where(schema.trial.c.id == trial_id)
+        .values(late_result=to_storable(result.to_json()))
+    )
+    return False
 
 
 def _add_metrics(connection: Connection, trial_id: int, result: TrialResult) -> None:

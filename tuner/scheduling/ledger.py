@@ -1,0 +1,142 @@
+"""The ledger: what is free on each device now, and who may start there.
+
+    room = what others leave (NVML or /proc, read anew) × (1 - headroom) - reservations of running trials
+
+The reservations are rows in the study's database, so that all drivers which share it share one
+ledger; what nobody there knows of is seen as used by others.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuner.measure import nvml
+from tuner.processes import process_memory
+from tuner.scheduling.devices import HEADROOM, Place, available_host_bytes
+from tuner.scheduling.packing import Decision, Room, Wish, decide
+from tuner.store.reservations import Book, Held, Reservations
+from tuner.units import GIB, format_bytes
+
+HOST_BYTES_PER_TRIAL = 3 * GIB  # of a CUDA child, until its own use is known: context, libraries, data
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What the ledger says of one trial.
+
+    Attributes:
+        place: Where it may start, or which device it waits for.
+        granted: Whether it may start.
+        reason: What it waits for, a sentence; "" when granted.
+        used_bytes: What is used on that device now, by anybody; None when unknown.
+    """
+
+    place: Place
+    granted: bool
+    reason: str
+    used_bytes: int | None
+
+
+class Ledger:
+    """Admits the trials of one driver to its devices.
+
+    Args:
+        reservations: The rows that all drivers share.
+        places: Its devices, at least one, all of one kind.
+        pool_bytes: What all trials on a device may have together; None: what others leave.
+    """
+
+    def __init__(
+        self,
+        reservations: Reservations,
+        places: Sequence[Place],
+        *,
+        pool_bytes: int | None = None,
+    ) -> None:
+        self._reservations = reservations
+        self._places = {place.key: place for place in places}
+        self._pool_bytes = pool_bytes
+        self._host = socket.gethostname()
+        # Where NVML does not say whose memory it is: others hold at least what was used when
+        # nothing of ours ran.
+        self._used_idle: dict[str, int] = {}
+
+    def admit(self, trial_id: int, driver_id: int, wish: Wish) -> Admission:
+        """Set aside what a trial needs, or let it wait in the queue of a device.
+
+        Raises:
+            LeaseLost: Others have given this driver up.
+        """
+        used: dict[str, int | None] = {}
+
+        def decision(book: Book) -> Decision:
+            rooms = [self._room(place, book.held, used) for place in self._places.values()]
+            made = decide(wish, rooms, self._host_room(book.held), book.held, trial_id=trial_id)
+            book.put(
+                trial_id,
+                driver_id,
+                device=made.room.key,
+                device_bytes=wish.device_bytes,
+                host=self._host,
+                host_bytes=wish.host_bytes,
+                granted=made.granted,
+            )
+            return made
+
+        made = self._reservations.decide(decision)
+        key = made.room.key
+        return Admission(self._places[key], made.granted, made.reason, used.get(key))
+
+    def runs_as(self, trial_id: int, pid: int) -> None:
+        """Note a trial's process, so that its use is not taken for somebody else's."""
+        self._reservations.runs_as(trial_id, pid)
+
+    def _room(self, place: Place, held: Sequence[Held], used: dict[str, int | None]) -> Room:
+        ours = [row for row in held if row.device == place.key and row.granted]
+        if place.kind == "cpu":
+            used[place.key] = place.capacity_bytes - available_host_bytes()
+            free_bytes = available_host_bytes() + _resident_bytes(ours)
+            return self._limited(place, free_bytes, others="", alone=False)
+        memory = nvml.memory_of(place.key)
+        used[place.key] = memory.used_bytes
+        others_bytes = self._others_bytes(place.key, memory, ours)
+        others = f"; other processes use {format_bytes(others_bytes)}" if others_bytes else ""
+        return self._limited(place, place.capacity_bytes - others_bytes, others=others, alone=True)
+
+    def _limited(self, place: Place, free_bytes: int, *, others: str, alone: bool) -> Room:
+        """Return a device's room under the pool; a single trial on a CPU is always let in.
+
+        The host's memory is soft: what is free there changes with every cache, and a single trial
+        has a cap of its own.
+        """
+        pool_bytes = int(free_bytes * (1 - HEADROOM))
+        if self._pool_bytes is None:
+            return Room(place.key, place.target, pool_bytes, free_bytes if alone else None, others)
+        pool_bytes = min(pool_bytes, self._pool_bytes)
+        alone_bytes = min(free_bytes, self._pool_bytes) if alone else self._pool_bytes
+        return Room(place.key, place.target, pool_bytes, alone_bytes, others)
+
+    def _others_bytes(self, key: str, memory: nvml.DeviceMemory, ours: Sequence[Held]) -> int:
+        """Return what others use on a GPU, at least as far as can be known."""
+        if memory.used_bytes is None:
+            return 0
+        if memory.by_pid is not None:
+            own = sum(memory.by_pid.get(row.pid, 0) for row in ours if row.pid is not None)
+            return max(0, memory.used_bytes - own)
+        if not ours:
+            self._used_idle[key] = memory.used_bytes
+        reserved_bytes = sum(row.device_bytes for row in ours)
+        return max(self._used_idle.get(key, 0), memory.used_bytes - reserved_bytes)
+
+    def _host_room(self, held: Sequence[Held]) -> Room:
+        ours = [row for row in held if row.granted and row.host == self._host and row.host_bytes]
+        free_bytes = available_host_bytes() + _resident_bytes(ours)
+        return Room(self._host, "the host's memory", int(free_bytes * (1 - HEADROOM)), None)
+
+
+def _resident_bytes(rows: Sequence[Held]) -> int:
+    """Return what our trials' processes hold of the host's memory."""
+    found = [process_memory(row.pid) for row in rows if row.pid is not None]
+    return sum(memory.resident_bytes for memory in found if memory is not None)

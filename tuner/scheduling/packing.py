@@ -1,0 +1,118 @@
+"""Which device a trial goes to, or what it waits for: pure decisions on numbers.
+
+* A trial goes to the device on which it leaves least (best fit), so that room for large ones stays.
+* Who waits longer comes first: behind a trial that waits for a device nobody is let onto it, so that
+  a large trial is not starved by small ones. The other devices stay open.
+* Alone on a device a trial may have all that others leave; the headroom is kept between trials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tuner.store.reservations import Held
+from tuner.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a trial needs set aside: on its device, and of the host's memory."""
+
+    device_bytes: int
+    host_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Room:
+    """A device, or the host's memory, as it is now.
+
+    Attributes:
+        key: A GPU's UUID, `cpu@HOST`, or the host.
+        name: What a person calls it: `cuda:0`, `cpu`, `host memory`.
+        pool_bytes: What our trials may have together.
+        alone_bytes: What a single one may have; None where a single one is always let in.
+        others: What is known of other users, as a sentence's end; "" where there are none.
+    """
+
+    key: str
+    name: str
+    pool_bytes: int
+    alone_bytes: int | None
+    others: str = ""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Where a trial goes now, or on which device it waits, and for what.
+
+    Attributes:
+        room: The device.
+        granted: Whether the trial may start.
+        reason: What it waits for, a sentence; "" when granted.
+    """
+
+    room: Room
+    granted: bool
+    reason: str = ""
+
+
+def decide(wish: Wish, rooms: Sequence[Room], host: Room, held: Sequence[Held], *, trial_id: int) -> Decision:
+    """Return where a trial goes, or which device it waits for.
+
+    Args:
+        wish: What it needs.
+        rooms: The devices it may go to, at least one.
+        host: The host's memory.
+        held: The reservations of all living drivers, who waits longest first; its own may be among them.
+        trial_id: The trial.
+    """
+    own_id = next((row.id for row in held if row.trial_id == trial_id), None)
+    others = [row for row in held if row.trial_id != trial_id]
+    host_reason = _lacks(wish.host_bytes, host, [r.host_bytes for r in others if _on_host(r, host)])
+    found: list[tuple[int, Room]] = []
+    waits: list[tuple[int, Room, str]] = []
+    for room in rooms:
+        there = [row for row in others if row.device == room.key]
+        taken = [row.device_bytes for row in there if row.granted]
+        earlier = [row for row in there if not row.granted and (own_id is None or row.id < own_id)]
+        left_bytes = room.pool_bytes - sum(taken) - wish.device_bytes
+        reason = host_reason or _lacks(wish.device_bytes, room, taken) or _behind(earlier, room)
+        if reason:
+            waits.append((left_bytes, room, reason))
+        else:
+            found.append((left_bytes, room))
+    if found:
+        return Decision(min(found, key=lambda place: (place[0], place[1].name))[1], granted=True)
+    _, room, reason = max(waits, key=lambda place: place[0])
+    return Decision(room, granted=False, reason=reason)
+
+
+def _on_host(row: Held, host: Room) -> bool:
+    return row.granted and row.host == host.key
+
+
+def _lacks(wanted_bytes: int, room: Room, taken: Iterable[int]) -> str:
+    """Return why so much cannot be had, or "" when it can."""
+    if wanted_bytes == 0:
+        return ""
+    taken = list(taken)
+    if not taken:
+        if room.alone_bytes is None or wanted_bytes <= room.alone_bytes:
+            return ""
+        free = format_bytes(room.alone_bytes)
+        return f"{format_bytes(wanted_bytes)} on {room.name}, {free} are free{room.others}"
+    free_bytes = room.pool_bytes - sum(taken)
+    if wanted_bytes <= free_bytes:
+        return ""
+    running = f"{len(taken)} trial{'s' if len(taken) > 1 else ''} there"
+    return (
+        f"{format_bytes(wanted_bytes)} on {room.name}: {running} hold {format_bytes(sum(taken))} "
+        f"of {format_bytes(room.pool_bytes)}{room.others}"
+    )
+
+
+def _behind(earlier: Sequence[Held], room: Room) -> str:
+    if not earlier:
+        return ""
+    return f"its turn on {room.name}, behind one that needs {format_bytes(earlier[0].device_bytes)}"

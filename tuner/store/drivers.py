@@ -1,0 +1,136 @@
+"""Who drives a study: several processes, on several hosts, each with a row of its own.
+
+A driver's id is the fencing token of all that it holds: its trials, slots and reservations. One
+that is given up for lost has its row closed, and whatever it writes afterwards is refused with
+`LeaseLost`. On this host a driver lives as long as its process; one elsewhere as long as its last
+sign of life is recent by the database's clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
+
+from tuner.errors import LeaseLost
+from tuner.processes import is_alive
+from tuner.records import Owner
+from tuner.store import schema
+from tuner.store.rows import DriverRecord, to_storable
+from tuner.store.transactions import Transactional, database_now, in_utc, transaction
+
+SILENT_AFTER = timedelta(seconds=300)
+_OWNER = ("host", "boot_id", "pid", "started")
+_NOW = func.current_timestamp()
+
+
+class Drivers(Transactional):
+    """Lets drivers join, show that they live, and leave."""
+
+    @transaction
+    def join(
+        self, connection: Connection, study_id: int, owner: Owner, environment: dict[str, Any] | None = None
+    ) -> int:
+        """Become a driver of the study; return the driver's id."""
+        values = {
+            **dataclasses.asdict(owner),
+            "study_id": study_id,
+            "joined_at": _NOW,
+            "seen_at": _NOW,
+            "environment": to_storable(environment),
+        }
+        key = connection.execute(insert(schema.driver).values(**values)).inserted_primary_key
+        assert key is not None
+        return int(key[0])
+
+    @transaction
+    def beat(self, connection: Connection, driver_id: int) -> str | None:
+        """Give a sign of life; return the reason to stop, if there is one.
+
+        Raises:
+            LeaseLost: Others have given this driver up.
+        """
+        require_living(connection, driver_id)
+        connection.execute(update(schema.driver).where(schema.driver.c.id == driver_id).values(seen_at=_NOW))
+        reason: str | None = connection.execute(
+            select(schema.driver.c.stop_reason).where(schema.driver.c.id == driver_id)
+        ).scalar()
+        return reason
+
+    @transaction
+    def leave(self, connection: Connection, driver_id: int, reason: str) -> None:
+        """Stop being a driver, and let go of what is still held; of no effect on one that has ended."""
+        for table in (schema.slot, schema.reservation):
+            connection.execute(delete(table).where(table.c.driver_id == driver_id))
+        connection.execute(
+            update(schema.driver)
+            .where(schema.driver.c.id == driver_id, schema.driver.c.ended_at.is_(None))
+            .values(ended_at=_NOW, end_reason=reason)
+        )
+
+    @transaction
+    def lost(self, connection: Connection, study_id: int) -> list[DriverRecord]:
+        """Return the study's drivers that have ended without leaving."""
+        now = database_now(connection)
+        return [driver for driver in _open_drivers(connection, study_id) if is_lost(driver, now)]
+
+    @transaction
+    def request_stop(self, connection: Connection, study_id: int, reason: str) -> None:
+        """Ask every driver of the study to end after its running trials."""
+        connection.execute(
+            update(schema.driver)
+            .where(schema.driver.c.study_id == study_id, schema.driver.c.ended_at.is_(None))
+            .values(stop_reason=reason)
+        )
+
+
+def living_drivers(connection: Connection, study_id: int) -> list[DriverRecord]:
+    """Return the study's drivers that are at work."""
+    now = database_now(connection)
+    return [driver for driver in _open_drivers(connection, study_id) if not is_lost(driver, now)]
+
+
+def require_living(connection: Connection, driver_id: int) -> None:
+    """Check that a driver still is one.
+
+    Raises:
+        LeaseLost: Others have given it up.
+    """
+    ended_at = select(schema.driver.c.ended_at).where(schema.driver.c.id == driver_id)
+    row = connection.execute(ended_at.with_for_update()).one_or_none()
+    if row is None or row.ended_at is not None:
+        raise LeaseLost("this driver was given up for lost by another one")
+
+
+def is_lost(driver: DriverRecord, now: datetime) -> bool:
+    """Whether an open driver has ended: by its process on this host, by its silence elsewhere.
+
+    Args:
+        driver: A driver whose row is open.
+        now: The moment by the database's clock.
+    """
+    alive = is_alive(driver.owner)
+    return now - driver.seen_at > SILENT_AFTER if alive is None else not alive
+
+
+def driver_of(row: Row[Any]) -> DriverRecord:
+    """Return a row of `tuner_driver` as a record."""
+    return DriverRecord(
+        id=row.id,
+        study_id=row.study_id,
+        owner=Owner(**{name: getattr(row, name) for name in _OWNER}),
+        joined_at=in_utc(row.joined_at),
+        seen_at=in_utc(row.seen_at),
+        ended_at=None if row.ended_at is None else in_utc(row.ended_at),
+        end_reason=row.end_reason,
+        stop_reason=row.stop_reason,
+        environment=row.environment or {},
+    )
+
+
+def _open_drivers(connection: Connection, study_id: int) -> list[DriverRecord]:
+    table = schema.driver
+    query = select(table).where(table.c.study_id == study_id, table.c.ended_at.is_(None)).order_by(table.c.id)
+    return [driver_of(row) for row in connection.execute(query)]

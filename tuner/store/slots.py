@@ -1,0 +1,161 @@
+"""Slots: the right to ask for one trial, claimed before the ask.
+
+So drivers launch together exactly as many trials as are wanted. A slot ends in the transaction that
+records its trial's result: what counts against `--trials` is the final launches plus the open slots,
+at every moment and over all drivers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, func, insert, select
+
+from tuner.records import Outcome
+from tuner.store import schema
+from tuner.store.drivers import require_living
+from tuner.store.transactions import Transactional, transaction
+
+_FINAL = [outcome.value for outcome in Outcome if outcome.launched and outcome.final]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The right to ask for one trial.
+
+    Attributes:
+        id: The row's id.
+        repeats: Number of the trial whose params are run again, or None for new ones.
+        audit: Whether that trial was predicted not to fit.
+    """
+
+    id: int
+    repeats: int | None = None
+    audit: bool = False
+
+
+@dataclass(frozen=True)
+class Claims:
+    """How far a study is.
+
+    Attributes:
+        launched: Launched trials that are settled, audits left out.
+        open: Slots of all drivers, audits left out.
+    """
+
+    launched: int
+    open: int
+
+
+class Slots(Transactional):
+    """Gives out slots."""
+
+    @transaction
+    def claim(
+        self, connection: Connection, study_id: int, driver_id: int, *, token: str, trials: int
+    ) -> Slot | None:
+        """Take a slot, or return None where the launched trials and the open slots are enough.
+
+        An interrupted trial that nobody has run again comes first. The token is unique per slot: a
+        claim that is repeated returns the same slot.
+
+        Raises:
+            LeaseLost: Others have given this driver up.
+        """
+        connection.execute(select(schema.study.c.id).where(schema.study.c.id == study_id).with_for_update())
+        require_living(connection, driver_id)
+        known = connection.execute(select(schema.slot).where(schema.slot.c.token == token)).one_or_none()
+        if known is not None:
+            return Slot(known.id, known.repeats, known.audit)
+        claims = _claims(connection, study_id)
+        if claims.launched + claims.open >= trials:
+            return None
+        repeats = _oldest_interrupted(connection, study_id)
+        return _inserted(connection, study_id, driver_id, token=token, repeats=repeats, audit=False)
+
+    @transaction
+    def claim_audit(
+        self, connection: Connection, study_id: int, driver_id: int, *, token: str, number: int
+    ) -> Slot | None:
+        """Take the right to audit a pruned trial, or return None where another one has.
+
+        Raises:
+            LeaseLost: Others have given this driver up.
+        """
+        connection.execute(select(schema.study.c.id).where(schema.study.c.id == study_id).with_for_update())
+        require_living(connection, driver_id)
+        slot, trial = schema.slot.c, schema.trial.c
+        taken = connection.execute(
+            select(slot.token).where(slot.study_id == study_id, slot.repeats == number)
+        ).scalar()
+        audited = connection.execute(
+            select(func.count()).where(
+                trial.study_id == study_id,
+                trial.repeats == number,
+                trial.audit.is_(True),
+                func.coalesce(trial.outcome, "") != Outcome.INTERRUPTED.value,
+            )
+        ).scalar_one()
+        if audited or taken not in (None, token):
+            return None
+        if taken == token:
+            known = connection.execute(select(schema.slot).where(slot.token == token)).one()
+            return Slot(known.id, known.repeats, known.audit)
+        return _inserted(connection, study_id, driver_id, token=token, repeats=number, audit=True)
+
+    @transaction
+    def release(self, connection: Connection, slot_id: int) -> None:
+        """Give a slot back for which no trial was asked."""
+        connection.execute(delete(schema.slot).where(schema.slot.c.id == slot_id))
+
+    @transaction
+    def claims(self, connection: Connection, study_id: int) -> Claims:
+        """Return how far the study is."""
+        return _claims(connection, study_id)
+
+    @transaction
+    def asking(self, connection: Connection, study_id: int) -> bool:
+        """Whether any driver is between its claim and its trial's row."""
+        slot = schema.slot.c
+        query = select(func.count()).where(slot.study_id == study_id, slot.trial_id.is_(None))
+        return bool(connection.execute(query).scalar_one())
+
+
+def _claims(connection: Connection, study_id: int) -> Claims:
+    trial, slot = schema.trial.c, schema.slot.c
+    launched = connection.execute(
+        select(func.count()).where(
+            trial.study_id == study_id, trial.audit.is_(False), trial.outcome.in_(_FINAL)
+        )
+    ).scalar_one()
+    taken = connection.execute(
+        select(func.count()).where(slot.study_id == study_id, slot.audit.is_(False))
+    ).scalar_one()
+    return Claims(launched, taken)
+
+
+def _oldest_interrupted(connection: Connection, study_id: int) -> int | None:
+    """Return the number of the first interrupted trial that nobody has run again."""
+    trial, again, slot = schema.trial, schema.trial.alias(), schema.slot
+    query = (
+        select(func.min(trial.c.number))
+        .where(
+            trial.c.study_id == study_id,
+            trial.c.outcome == Outcome.INTERRUPTED.value,
+            trial.c.audit.is_(False),
+        )
+        .where(~select(1).where(again.c.study_id == study_id, again.c.repeats == trial.c.number).exists())
+        .where(~select(1).where(slot.c.study_id == study_id, slot.c.repeats == trial.c.number).exists())
+    )
+    number: int | None = connection.execute(query).scalar()
+    return number
+
+
+def _inserted(
+    connection: Connection, study_id: int, driver_id: int, *, token: str, repeats: int | None, audit: bool
+) -> Slot:
+    values = {"study_id": study_id, "driver_id": driver_id, "token": token}
+    statement = insert(schema.slot).values(**values, repeats=repeats, audit=audit)
+    key = connection.execute(statement).inserted_primary_key
+    assert key is not None
+    return Slot(int(key[0]), repeats, audit)
