@@ -28,8 +28,8 @@ STUDY: StudyRecord = record(StudyRecord, name="plain", metric="score", direction
 
 def compared(
     outcome: str = "completed",
-    then: list[float | None] = EPOCHS,  # noqa: B006 - never changed
-    now: list[float] = EPOCHS,  # noqa: B006
+    then: list[float | None] = EPOCHS,
+    now: list[float] = EPOCHS,
     *,
     then_peaks: tuple[int | None, int | None] = (PEAK, 100),
     now_peaks: tuple[int | None, int | None] = (PEAK, 100),

@@ -77,7 +77,7 @@ class _Trial:
             workload = self._train()
         except StopRequested as stop:
             return self._result(stop.request.outcome, Failure(stop.request.reason))
-        except Exception as error:
+        except BaseException as error:  # sys.exit() and KeyboardInterrupt in a workload end it too
             with contextlib.suppress(RuntimeError):  # a device in error answers nothing any more
                 self._meter.lift_cap()  # writing the report must not fail for want of memory
             capped = self._device.type == "cpu" and self._request.reservation_bytes is not None

@@ -67,7 +67,9 @@ def _holders(was: nvml.DeviceMemory, memory: nvml.DeviceMemory) -> str:
 
 def _command(pid: int) -> str:
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        words = (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        )
     except OSError:
         return "not of this host's /proc"
     return words if len(words) <= 60 else f"{words[:57]}…"
