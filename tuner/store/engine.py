@@ -135,7 +135,7 @@ def _begin_immediate(connection: Any) -> None:
 
 def _begin_to_write(
     connection: Any, cursor: Any, statement: str, values: Any, context: Any, many: bool
-) -> None:  # noqa: FBT001 - SQLAlchemy calls it so
+) -> None:
     if cursor.connection.in_transaction or statement.startswith("BEGIN"):
         return
     compiled = getattr(context, "compiled", None)
