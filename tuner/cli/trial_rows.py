@@ -8,7 +8,7 @@ from typing import Any
 from tuner.cli.output import Column, duration, emit, number, short_params, size
 from tuner.store.rows import StudyRecord, TrialRecord
 
-_HIDDEN = ("id", "study_id", "prediction", "failure", "environment", "warnings", "phases")
+_HIDDEN = ("id", "study_id", "prediction", "timeline", "failure", "environment", "warnings", "phases")
 
 
 def row_of(trial: TrialRecord) -> dict[str, Any]:

@@ -15,7 +15,9 @@ from tuner.store import schema
 from tuner.store.rows import MetricRecord, StudyRecord, TrialRecord, from_storable
 from tuner.store.writer import owner_of
 
-_TRIAL_FIELDS = [f.name for f in dataclasses.fields(TrialRecord) if f.name != "prediction"]
+_OF_ONE_TRIAL = ("prediction", "timeline")  # too large to be read for every trial of a study
+_TRIAL_FIELDS = [f.name for f in dataclasses.fields(TrialRecord) if f.name not in _OF_ONE_TRIAL]
+_METRIC_FIELDS = [f.name for f in dataclasses.fields(MetricRecord)]
 _STUDY_FIELDS = [f.name for f in dataclasses.fields(StudyRecord) if f.name != "owner"]
 
 
@@ -51,7 +53,7 @@ class Reader:
         return found
 
     def trials(self, study_id: int, outcomes: Sequence[str] = ()) -> list[TrialRecord]:
-        """Return a study's trials by number, without their whole predictions."""
+        """Return a study's trials by number, without their whole predictions and their timelines."""
         columns = [schema.trial.c[name] for name in _TRIAL_FIELDS]
         query = select(*columns).where(schema.trial.c.study_id == study_id).order_by(schema.trial.c.number)
         if outcomes:
@@ -61,7 +63,7 @@ class Reader:
             return [_trial(row) for row in connection.execute(query)]
 
     def trial(self, study_id: int, number: int) -> TrialRecord:
-        """Return one trial with its whole prediction.
+        """Return one trial with its whole prediction and its timeline.
 
         Raises:
             UsageError: The study has no trial of that number.
@@ -74,7 +76,7 @@ class Reader:
         if row is None:
             raise UsageError(f"the study has no trial {number}")
         prediction = None if row.prediction is None else Prediction.from_json(row.prediction)
-        return dataclasses.replace(_trial(row), prediction=prediction)
+        return dataclasses.replace(_trial(row), prediction=prediction, timeline=row.timeline)
 
     def metrics(self, trial_id: int) -> list[MetricRecord]:
         """Return a trial's metrics per epoch, in order."""
@@ -85,7 +87,7 @@ class Reader:
         )
         with self._engine.connect() as connection:
             return [
-                MetricRecord(row.epoch, row.name, row.value, row.seconds, row.peak_bytes)
+                MetricRecord(**{name: getattr(row, name) for name in _METRIC_FIELDS})
                 for row in connection.execute(query)
             ]
 

@@ -70,6 +70,9 @@ class TrialRecord(Record):
     allocated_bytes: int | None
     reserved_bytes: int | None
     baseline_bytes: int | None
+    used_before_bytes: int | None
+    device_wide_bytes: int | None
+    growth_bytes: int | None
     phases: dict[str, int]
     metrics: dict[str, float]
     reason: str | None
@@ -85,6 +88,7 @@ class TrialRecord(Record):
     seconds: float | None
     prediction_seconds: float | None
     prediction: Prediction | None = None
+    timeline: dict[str, Any] | None = None
 
     @property
     def is_running(self) -> bool:
@@ -101,6 +105,9 @@ class MetricRecord(Record):
     value: float | None
     seconds: float | None
     peak_bytes: int | None
+    epoch_peak_bytes: int | None = None
+    epoch_allocated_bytes: int | None = None
+    epoch_reserved_bytes: int | None = None
 
 
 _NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}

@@ -13,7 +13,7 @@ import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, Row, Table, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Engine, Row, Table, delete, insert, null, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from tuner.errors import StoreError, StudyBusy
@@ -166,7 +166,11 @@ class Writer:
                     allocated_bytes=peaks.allocated_bytes,
                     reserved_bytes=peaks.reserved_bytes,
                     baseline_bytes=peaks.baseline_bytes,
+                    used_before_bytes=peaks.used_before_bytes,
+                    device_wide_bytes=peaks.device_wide_bytes,
+                    growth_bytes=result.growth_bytes,
                     phases=to_storable(peaks.phases),
+                    timeline=null() if result.timeline is None else result.timeline,
                     metrics=to_storable(result.metrics),
                     reason=None if failure is None else storable_text(failure.reason),
                     failure=None if failure is None else to_storable(failure.to_json()),
@@ -242,6 +246,9 @@ def _add_metrics(connection: Connection, trial_id: int, result: TrialResult) -> 
             "value": None if math.isnan(value) else value,
             "seconds": epoch.seconds,
             "peak_bytes": epoch.peak_bytes,
+            "epoch_peak_bytes": epoch.epoch_peak_bytes,
+            "epoch_allocated_bytes": epoch.epoch_allocated_bytes,
+            "epoch_reserved_bytes": epoch.epoch_reserved_bytes,
         }
         for epoch in result.epochs
         for name, value in epoch.metrics.items()
