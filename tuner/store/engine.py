@@ -133,7 +133,9 @@ def _begin_immediate(connection: Any) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def _begin_to_write(connection: Any, cursor: Any, statement: str, values: Any, context: Any, many: bool) -> None:  # noqa: FBT001 - SQLAlchemy calls it so
+def _begin_to_write(
+    connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: Any
+) -> None:
     if cursor.connection.in_transaction or statement.startswith("BEGIN"):
         return
     compiled = getattr(context, "compiled", None)

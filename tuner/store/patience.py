@@ -81,11 +81,13 @@ def patient(
 
     Raises:
         BaseException: What the call raised last, when waiting ended or cannot help.
-    """  # noqa: DOC502 - tenacity raises it again
+    """
     outage = _Outage(on_wait, should_give_up)
     retrying = Retrying(
         retry=retry_if_exception(lambda error: why_transient(error) is not None),
-        wait=wait_random_exponential(_SHORTEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS, min=_SHORTEST_WAIT_SECONDS),
+        wait=wait_random_exponential(
+            _SHORTEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS, min=_SHORTEST_WAIT_SECONDS
+        ),
         stop=stop_after_delay(seconds) | outage.is_over,
         before_sleep=outage.note,
         sleep=outage.sleep,
@@ -107,7 +109,9 @@ def why_transient(error: BaseException) -> str | None:
     Optuna and `store_errors` wrap what a driver raises: the first error of a database in the chain
     of causes decides.
     """
-    if isinstance(error, TunerError) and (isinstance(error, SchemaError) or not isinstance(error, StoreError)):
+    if isinstance(error, TunerError) and (
+        isinstance(error, SchemaError) or not isinstance(error, StoreError)
+    ):
         return None
     for cause in _chain(error):
         if isinstance(cause, DBAPIError):
@@ -131,7 +135,9 @@ def _why(error: BaseException | None) -> str | None:
         code: int = getattr(error, "sqlite_errorcode", 0)
         return "locked by another program" if code & 0xFF in _SQLITE_TRANSIENT else None
     if isinstance(error, psycopg.Error) and error.sqlstate is not None:
-        return "it closed the connection" if error.sqlstate.startswith("08") else _SQLSTATES.get(error.sqlstate)
+        return (
+            "it closed the connection" if error.sqlstate.startswith("08") else _SQLSTATES.get(error.sqlstate)
+        )
     if isinstance(error, psycopg.OperationalError):
         text = str(error)
         return next((why for part, why in _CONNECTING.items() if part in text), None)
