@@ -133,7 +133,7 @@ def _begin(connection: Any) -> None:
 
 
 def _begin_to_write(
-    connection: Any, cursor: Any, statement: str, values: Any, context: Any, many: bool
+    connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: Any
 ) -> None:
     if cursor.connection.in_transaction or statement.startswith("BEGIN"):
         return
