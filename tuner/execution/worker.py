@@ -77,7 +77,7 @@ class _Trial:
             workload = self._train()
         except StopRequested as stop:
             return self._result(stop.request.outcome, Failure(stop.request.reason))
-        except Exception as error:
+        except BaseException as error:  # sys.exit() and KeyboardInterrupt in a workload end it too
             with contextlib.suppress(RuntimeError):  # a device in error answers nothing any more
                 self._meter.lift_cap()  # writing the report must not fail for want of memory
             capped = self._device.type == "cpu" and self._request.reservation_bytes is not None
@@ -97,7 +97,8 @@ class _Trial:
     def _train(self) -> Workload:
         request = self._request
         with self._meter.phase("data"):
-            workload = (self._loaded or load_workload(request.workload)).workload
+            self._loaded = self._loaded or load_workload(request.workload)
+            workload = self._loaded.workload
             if request.seed is not None:
                 _seed(request.seed)
             loaders = workload.open_loaders(request.params)
@@ -139,7 +140,7 @@ class _Trial:
             epochs=tuple(run.epochs) if run is not None else (),
             peaks=self._meter.peaks(),
             failure=failure,
-            environment=_environment(self._request),
+            environment=_environment(self._request, self._loaded),
             checkpoint=self._folder.checkpoint.name if self._folder.checkpoint.exists() else None,
             warnings=tuple(run.warnings) if run is not None else (),
         )
@@ -189,7 +190,7 @@ def _seed(seed: int) -> None:
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 
-def _environment(request: Request) -> dict[str, Any]:
+def _environment(request: Request, loaded: LoadedWorkload | None) -> dict[str, Any]:
     import torch
 
     cuda = torch.cuda.get_device_name() if request.device == "cuda" else None
@@ -197,6 +198,7 @@ def _environment(request: Request) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "tuner": tuner.__version__,
+        "workload_digest": None if loaded is None else loaded.digest,
         "device": request.device,
         "device_name": cuda,
         "threads": request.threads,

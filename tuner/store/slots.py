@@ -104,9 +104,14 @@ class Slots(Transactional):
         return _inserted(connection, study_id, driver_id, token=token, repeats=number, audit=True)
 
     @transaction
-    def release(self, connection: Connection, slot_id: int) -> None:
-        """Give a slot back for which no trial was asked."""
-        connection.execute(delete(schema.slot).where(schema.slot.c.id == slot_id))
+    def release(self, connection: Connection, slot_id: int, driver_id: int) -> None:
+        """Give back a slot of this driver for which no trial was asked.
+
+        After the driver was given up, the id may be that of another one's slot: SQLite uses ids again.
+        """
+        slot = schema.slot.c
+        ours = (slot.id == slot_id) & (slot.driver_id == driver_id) & slot.trial_id.is_(None)
+        connection.execute(delete(schema.slot).where(ours))
 
     @transaction
     def claims(self, connection: Connection, study_id: int) -> Claims:

@@ -56,6 +56,22 @@ def transaction(
     return run
 
 
+def snapshot(
+    method: Callable[Concatenate[Self, Connection, Arguments], Value],
+) -> Callable[Concatenate[Self, Arguments], Value]:
+    """Make a method that takes a connection one that brings its own, to read all at one moment."""
+
+    def run(self: Self, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
+        def once() -> Value:
+            with self._engine.connect() as connection:
+                return method(self, connection, *args, **kwargs)
+
+        return self._patience(once)
+
+    functools.update_wrapper(run, method)
+    return run
+
+
 def database_now(connection: Connection) -> datetime:
     """Return the moment by the database's clock: the only one that all drivers share."""
     moment: Any = connection.execute(select(func.current_timestamp())).scalar_one()
