@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+
 from tests.search.stand_ins import completed, run_loop, session_on
 from tuner.execution.run_folder import RunFolder
 from tuner.search.events import Goal
