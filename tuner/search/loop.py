@@ -171,7 +171,7 @@ class StudyLoop:
             return params
         except Exception as error:
             self._tell(trial.number, TrialResult(Outcome.ERROR), None)
-            self._session.slots.release(slot.id)
+            self._session.slots.release(slot.id, self._session.driver_id)
             self._error = WorkloadError(f"suggest() fails: {type(error).__name__}: {error}")
             self._error.__cause__ = error
             return None
