@@ -30,13 +30,11 @@ class Admission:
         place: Where it may start, or which device it waits for.
         granted: Whether it may start.
         reason: What it waits for, a sentence; "" when granted.
-        used_bytes: What is used on that device now, by anybody; None when unknown.
     """
 
     place: Place
     granted: bool
     reason: str
-    used_bytes: int | None
 
 
 class Ledger:
@@ -68,10 +66,9 @@ class Ledger:
         Raises:
             LeaseLost: Others have given this driver up.
         """
-        used: dict[str, int | None] = {}
 
         def decision(book: Book) -> Decision:
-            rooms = [self._room(place, book.held, used) for place in self._places.values()]
+            rooms = [self._room(place, book.held) for place in self._places.values()]
             made = decide(wish, rooms, self._host_room(book.held), book.held, trial_id=trial_id)
             book.put(
                 trial_id,
@@ -85,23 +82,19 @@ class Ledger:
             return made
 
         made = self._reservations.decide(decision)
-        key = made.room.key
-        return Admission(self._places[key], made.granted, made.reason, used.get(key))
+        return Admission(self._places[made.room.key], made.granted, made.reason)
 
     def runs_as(self, trial_id: int, pid: int) -> None:
         """Note a trial's process, so that its use is not taken for somebody else's."""
         self._reservations.runs_as(trial_id, pid)
 
-    def _room(self, place: Place, held: Sequence[Held], used: dict[str, int | None]) -> Room:
+    def _room(self, place: Place, held: Sequence[Held]) -> Room:
         ours = [row for row in held if row.device == place.key and row.granted]
         if place.kind == "cpu":
-            available_bytes = available_host_bytes()
-            used[place.key] = max(0, place.capacity_bytes - available_bytes)
             promised = [(row.pid, row.host_bytes) for row in held if row.granted and row.host == self._host]
-            free_bytes = available_bytes + _resident_bytes(ours) - _unused_bytes(promised)
+            free_bytes = available_host_bytes() + _resident_bytes(ours) - _unused_bytes(promised)
             return self._limited(place, free_bytes, others="", alone=False)
         memory = nvml.memory_of(place.key)
-        used[place.key] = memory.used_bytes
         others_bytes = self._others_bytes(place.key, memory, ours)
         others = f"; other processes use {format_bytes(others_bytes)}" if others_bytes else ""
         return self._limited(place, place.capacity_bytes - others_bytes, others=others, alone=True)
