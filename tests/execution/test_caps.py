@@ -20,9 +20,10 @@ from tuner.execution.launcher import LocalLauncher, LocalTrial
 from tuner.execution.run_folder import RunFolder
 from tuner.execution.worker import _Trial
 from tuner.measure import nvml
-from tuner.measure.meters import CudaMeter
+from tuner.measure.cuda_meter import CudaMeter
+from tuner.measure.meters import CpuMeter
 from tuner.processes import process_memory
-from tuner.records import Outcome, Peaks
+from tuner.records import Outcome
 from tuner.units import GIB, MIB
 
 TINY_WORKLOAD = f"{TINY}:Tiny"
@@ -108,7 +109,7 @@ def test_on_a_gpu_the_context_is_subtracted_from_the_cap(monkeypatch: pytest.Mon
     monkeypatch.setattr(nvml, "process_use", lambda *_: nvml.Use(520 * MIB, "nvml, this process"))
     device = torch.device("cuda:0")
 
-    meter = CudaMeter(device, 0)
+    meter = CudaMeter(device, nvml.Before(0))
     meter.cap(8 * GIB)
     meter.cap(8 * GIB, 300 * MIB)  # a study's frozen context
     meter.cap(400 * MIB)  # less than the context: nothing is left
@@ -118,12 +119,11 @@ def test_on_a_gpu_the_context_is_subtracted_from_the_cap(monkeypatch: pytest.Mon
     assert fractions == [(share, device) for share in shares]
 
 
-class Recorder:
+class Recorder(CpuMeter):
     """A meter that notes the order of calls."""
 
-    current_phase = "start"
-
     def __init__(self) -> None:
+        super().__init__()
         self.calls: list[str] = []
 
     def cap(self, reservation_bytes: int, taken_bytes: int | None = None) -> None:
@@ -136,9 +136,6 @@ class Recorder:
     def phase(self, name: str) -> Iterator[None]:
         self.calls.append(name)
         yield
-
-    def peaks(self) -> Peaks:
-        return Peaks()
 
 
 def test_the_cap_is_set_before_the_workload_may_allocate(
@@ -153,7 +150,7 @@ def test_the_cap_is_set_before_the_workload_may_allocate(
             own_fit=lambda run: (_ for _ in ()).throw(ValueError("the end")),
         )
     )
-    monkeypatch.setattr("tuner.execution.worker._environment", lambda request: {})
+    monkeypatch.setattr("tuner.execution.worker._environment", lambda *_: {})
     request = request_for("-", {}, device="cuda", reservation_bytes=5)
 
     trial = _Trial(request, RunFolder(tmp_path), torch.device("cuda:0"), meter, loaded)  # type: ignore[arg-type]
