@@ -26,6 +26,7 @@ from tuner.oom_killer import evidence, oom_kills
 from tuner.records import Owner
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
+_NOT_FOR_CHILDREN = ("TUNER_STORAGE",)  # it may hold a password, and a child opens no database
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Child:
     Args:
         command: The program (an absolute path) and its arguments.
         log: File that receives the child's standard output and error.
-        environment: Variables set over the driver's own.
+        environment: Variables set over the driver's own, of which a child gets all but the storage URL.
         cwd: The child's working folder.
         channels: File descriptors that the child inherits.
     """
@@ -70,6 +71,7 @@ class Child:
         channels: Sequence[int] = (),
     ) -> None:
         joined = ",".join(map(str, channels)) or "-"
+        inherited = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_CHILDREN}
         self._mark = new_mark(this_process())
         self._oom_kills = oom_kills()
         with log.open("ab") as log_file:
@@ -78,7 +80,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log_file,
-                env={**os.environ, **(environment or {}), VARIABLE: self._mark},
+                env={**inherited, **(environment or {}), VARIABLE: self._mark},
                 cwd=cwd,
                 pass_fds=tuple(channels),
                 start_new_session=True,  # Ctrl-C in the terminal is the driver's to handle

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tuner.execution.launcher import LocalLauncher, Running
-from tuner.execution.run_folder import Request, RunFolder
-from tuner.records import TrialResult
+from tuner.execution.run_folder import Request, RunFolder, StopRequest
+from tuner.records import Outcome, TrialResult
 from tuner.units import GIB
 
 
@@ -34,8 +36,26 @@ def finish(trial: Running, seconds: float = 240) -> TrialResult:
     while (result := trial.poll()) is None:
         if time.monotonic() > deadline:
             trial.kill()
-            raise AssertionError(f"the trial runs for more than {seconds} s")
+            pytest.fail(f"the trial runs for more than {seconds} s")
         select.select([trial], [], [], 0.1)
+    return result
+
+
+def finished(
+    trial: Running,
+    *,
+    timeout: float = 300.0,
+    should_stop: Callable[[], bool] = lambda: False,
+    grace: float = 0.0,
+) -> TrialResult:
+    """Return what became of a trial; stop it at the time-out, or when told to."""
+    deadline = time.monotonic() + timeout
+    while (result := trial.poll()) is None:
+        if time.monotonic() > deadline:
+            trial.stop(StopRequest(Outcome.TIMED_OUT, "ran too long"), grace_seconds=grace)
+        elif should_stop():
+            trial.stop(StopRequest(Outcome.INTERRUPTED, "interrupted"), grace_seconds=grace)
+        time.sleep(0.05)
     return result
 
 

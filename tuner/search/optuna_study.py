@@ -22,7 +22,8 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from tuner.records import Outcome
-from tuner.store.engine import URL
+from tuner.store.engine import BUSY_TIMEOUT_SECONDS, URL, prepare_sqlite
+from tuner.store.transactions import Patience, at_once
 
 MEMORY = "memory"
 REPEATS = "tuner_repeats"  # user attribute: number of the trial whose params are run again
@@ -47,6 +48,8 @@ class OptunaStudy:
         seed: Seeds the sampler, or None.
         parallel: Whether several trials run at once: running ones then count as poor, so that
             proposals differ (constant liar).
+        patience: Repeats what fails since the database is away. A trial that is asked for twice
+            then is running for nobody: `recover` sees to it.
     """
 
     def __init__(
@@ -58,7 +61,9 @@ class OptunaStudy:
         single: bool,
         seed: int | None,
         parallel: bool = False,
+        patience: Patience = at_once,
     ) -> None:
+        self._patience = patience
         self._storage = _open_storage(url)
         metric = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
         directions = [metric, StudyDirection.MINIMIZE]
@@ -73,6 +78,9 @@ class OptunaStudy:
 
     def ask(self) -> optuna.Trial:
         """Return a new trial to suggest params for; queued params come first."""
+        return self._patience(self._ask)
+
+    def _ask(self) -> optuna.Trial:
         trials = self._study.get_trials(deepcopy=False)
         pruned = sum(1 for trial in trials if trial.state is TrialState.PRUNED)
         self._study.sampler = sampler_for(self._seed, len(trials), pruned, parallel=self._parallel)
@@ -83,6 +91,9 @@ class OptunaStudy:
 
         It never waits in Optuna's queue, where another driver could take it for its own.
         """
+        return self._patience(lambda: self._ask_again(number, audit=audit))
+
+    def _ask_again(self, number: int, *, audit: bool) -> optuna.Trial:
         earlier = self._study.get_trials(deepcopy=False)[number]
         template = optuna.trial.create_trial(
             state=TrialState.RUNNING,
@@ -94,7 +105,8 @@ class OptunaStudy:
 
     def running(self) -> list[int]:
         """Return the numbers of the trials that Optuna takes for running."""
-        trials = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        running = (TrialState.RUNNING,)
+        trials = self._patience(lambda: self._study.get_trials(deepcopy=False, states=running))
         return [trial.number for trial in trials]
 
     def tell(
@@ -115,6 +127,21 @@ class OptunaStudy:
             memory_bytes: Device bytes: measured, predicted, or needed by the failed request.
             budget_bytes: The study's budget.
         """
+        self._patience(
+            lambda: self._tell(
+                number, outcome, value=value, memory_bytes=memory_bytes, budget_bytes=budget_bytes
+            )
+        )
+
+    def _tell(
+        self,
+        number: int,
+        outcome: Outcome,
+        *,
+        value: float | None,
+        memory_bytes: int | None,
+        budget_bytes: int,
+    ) -> None:
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
         if self._storage.get_trial(trial_id).state.is_finished():
             return
@@ -153,10 +180,15 @@ def _close(storage: optuna.storages.RDBStorage) -> None:
 
 
 def _open_storage(url: URL) -> optuna.storages.RDBStorage:
-    connect_args: dict[str, Any] = {"timeout": 30} if url.drivername == "sqlite" else {"connect_timeout": 10}
-    return optuna.storages.RDBStorage(
-        url.render_as_string(hide_password=False), engine_kwargs={"connect_args": connect_args}
+    connect_args: dict[str, Any] = {"connect_timeout": 10}
+    if url.drivername == "sqlite":
+        connect_args = {"timeout": BUSY_TIMEOUT_SECONDS}
+    storage = optuna.storages.RDBStorage(
+        url.render_as_string(hide_password=False),
+        engine_kwargs={"connect_args": connect_args, "pool_pre_ping": True},
     )
+    prepare_sqlite(storage.engine)
+    return storage
 
 
 def delete_study(url: URL, name: str) -> None:

@@ -21,7 +21,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 from tuner.errors import StoreError, UsageError
 
 DEFAULT_URL = "sqlite:///tuner.db"
-_BUSY_TIMEOUT_SECONDS = 30
+BUSY_TIMEOUT_SECONDS = 30
+READS_ONLY = "tuner_reads_only"  # execution option: the transaction takes no lock for writing
 _URL_HINT = "a storage URL looks like sqlite:///tuner.db or postgresql://user:password@host/database"
 _SHORTEST_SECRET = 3  # a query value such as connect_timeout=1 would only garble a message
 _DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
@@ -80,29 +81,66 @@ def open_engine(url: URL, *, read_only: bool = False, busy_timeout_seconds: floa
     """
     if url.drivername != "sqlite":
         return _postgresql(url, read_only=read_only)
-    timeout_seconds = _BUSY_TIMEOUT_SECONDS if busy_timeout_seconds is None else busy_timeout_seconds
+    timeout_seconds = BUSY_TIMEOUT_SECONDS if busy_timeout_seconds is None else busy_timeout_seconds
     path = Path(url.database or "")
     target = f"file:{_quoted(path)}?mode={'ro' if read_only else 'rwc'}"
     engine = create_engine(
         URL.create("sqlite", database=target, query={"uri": "true"}),
         connect_args={"timeout": timeout_seconds, "check_same_thread": False},
+        execution_options={READS_ONLY: read_only},
     )
 
-    @event.listens_for(engine, "connect")
-    def on_connect(connection: Any, record: Any) -> None:
-        connection.isolation_level = None  # we say BEGIN: the driver's own leaves DDL outside
-        if read_only:
-            connection.execute("PRAGMA query_only = ON")
-        else:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("PRAGMA foreign_keys = ON")
-
-    @event.listens_for(engine, "begin")
-    def on_begin(connection: Any) -> None:
-        connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
-
+    event.listen(engine, "connect", _prepare_reading if read_only else _prepare_writing)
+    event.listen(engine, "connect", _enforce_foreign_keys)
+    event.listen(engine, "begin", _begin)
     return engine
+
+
+def prepare_sqlite(engine: Engine) -> None:
+    """Let Optuna's SQLite engine share its file with other writers.
+
+    Readers do not wait for a writer (WAL). A transaction takes the write lock at its first statement
+    that writes, or that selects FOR UPDATE, which SQLite's dialect leaves out: else two processes
+    take the same queued trial, and one that has read may be refused at once when it writes. Plain
+    reads take no lock. Connections that are in the pool already are closed. Calling it twice is
+    harmless; an engine on another database is left as it is.
+    """
+    if engine.dialect.name != "sqlite" or event.contains(engine, "before_cursor_execute", _begin_to_write):
+        return
+    event.listen(engine, "connect", _prepare_writing)
+    event.listen(engine, "before_cursor_execute", _begin_to_write)
+    engine.dispose()
+
+
+def _prepare_reading(connection: Any, record: Any) -> None:
+    connection.isolation_level = None
+    connection.execute("PRAGMA query_only = ON")
+
+
+def _prepare_writing(connection: Any, record: Any) -> None:
+    connection.isolation_level = None  # we say BEGIN: the driver's own leaves DDL outside
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+
+
+def _enforce_foreign_keys(connection: Any, record: Any) -> None:
+    connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _begin(connection: Any) -> None:
+    reads_only = connection.get_execution_options().get(READS_ONLY)
+    connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
+
+
+def _begin_to_write(
+    connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: Any
+) -> None:
+    if cursor.connection.in_transaction or statement.startswith("BEGIN"):
+        return
+    compiled = getattr(context, "compiled", None)
+    locks = getattr(getattr(compiled, "statement", None), "_for_update_arg", None) is not None
+    if locks or not statement.lstrip().upper().startswith(("SELECT", "PRAGMA")):
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _postgresql(url: URL, *, read_only: bool) -> Engine:
@@ -160,7 +198,7 @@ def _explained(error: SQLAlchemyError, url: URL) -> str:
     place = describe_url(url)
     if "unable to open database file" in text:
         return f"{place} cannot be opened: is its folder there, and may it be written?"
-    if "database is locked" in text:
+    if "database is locked" in text or "due to lock timeout" in text:
         return f"{place} is locked by another program"
     if "disk is full" in text or "No space left" in text or "disk I/O error" in text:
         return f"{place} cannot be written: the disk is full, or its quota is used up ({text[:80]})"
