@@ -40,7 +40,10 @@ def tls_url() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="tuner-tls-") as name, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-        folder, as_user = Path(name), ["setpriv", "--reuid=nobody", "--clear-groups"] if os.getuid() == 0 else []
+        folder, as_user = (
+            Path(name),
+            ["setpriv", "--reuid=nobody", "--clear-groups"] if os.getuid() == 0 else [],
+        )
         key, certificate, data = folder / "key.pem", folder / "cert.pem", folder / "data"
         subject = ["-subj", "/CN=localhost", "-keyout", str(key), "-out", str(certificate)]
         make = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", *subject]
@@ -51,7 +54,13 @@ def tls_url() -> Iterator[str]:
         initdb = [*as_user, str(programs / "initdb"), "-D", str(data), "-A", "trust", "-U", "tuner"]
         subprocess.run(initdb, check=True, stdout=subprocess.DEVNULL, cwd=folder)
         (data / "pg_hba.conf").write_text("hostssl all all 127.0.0.1/32 trust\n")
-        options = {"ssl": "on", "ssl_key_file": key, "ssl_cert_file": certificate, "port": port, "fsync": "off"}
+        options = {
+            "ssl": "on",
+            "ssl_key_file": key,
+            "ssl_cert_file": certificate,
+            "port": port,
+            "fsync": "off",
+        }
         settings = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
         settings += ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
         free.close()
