@@ -98,10 +98,11 @@ def test_json_holds_all_of_it(study: Folder) -> None:
 
 def test_earlier_attempts_and_failures_are_told(study: Folder, tmp_path: Path) -> None:
     folder = study.copy(tmp_path)
-    attempts = [{"reservation_bytes": 400 << 20, "outcome": "out_of_memory", "reason": "asked for 9 GiB"}]
+    evidence = {"reason": "asked for 9 GiB"}
+    attempts = [{"reservation_bytes": 400 << 20, "outcome": "out_of_memory", "failure": evidence}]
     failure = {"reason": "too much", "requested_bytes": 9 << 30, "phase": "train", "traceback": "Trace:\n  x"}
     folder.sql(
-        "UPDATE tuner_trial SET attempt = 2, attempts = ?, failure = ?, waiting_seconds = 75 WHERE number = 0",
+        "UPDATE tuner_trial SET attempt = 2, attempts = ?, failure = ?, waiting_seconds = 75",
         json.dumps(attempts), json.dumps(failure),
     )  # fmt: skip
     done = folder.tuner("show", "tiny", "0")

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tuner.execution.launcher import LocalLauncher, Running
 from tuner.execution.run_folder import Request, RunFolder, StopRequest
 from tuner.records import Outcome, TrialResult
@@ -34,7 +36,7 @@ def finish(trial: Running, seconds: float = 240) -> TrialResult:
     while (result := trial.poll()) is None:
         if time.monotonic() > deadline:
             trial.kill()
-            raise AssertionError(f"the trial runs for more than {seconds} s")
+            pytest.fail(f"the trial runs for more than {seconds} s")
         select.select([trial], [], [], 0.1)
     return result
 

@@ -1,4 +1,4 @@
-"""Case D17: a trial with stubborn loader workers leaves no process, whoever is killed."""
+"""What a trial leaves to others: no process, whoever is killed (case D17), and no memory (case D19)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,10 +17,12 @@ from tests.conftest import ROOT
 from tests.execution.launching import finish, request_for
 from tests.workloads.leftovers import KINDS
 from tuner.execution.launcher import LocalLauncher, LocalTrial
-from tuner.execution.run_folder import RunFolder, StopRequest
+from tuner.execution.run_folder import Request, RunFolder, StopRequest
 from tuner.records import Outcome, TrialResult
+from tuner.units import GIB, MIB
 
 WORKLOAD = f"{ROOT / 'tests' / 'workloads' / 'leftovers.py'}:Leftovers"
+LEAKY = f"{ROOT / 'tests' / 'workloads' / 'leaky.py'}:Leaky"
 GONE_SECONDS = 3.0
 MARK = "LEFTOVERS_TEST"
 DRIVER = """
@@ -136,3 +138,52 @@ def test_a_killed_driver_leaves_no_loader_worker(trial: Trial) -> None:
         driver.kill()
 
     trial.assert_gone()
+
+
+def leaky_trials(root: Path, requests: Iterable[Request]) -> list[TrialResult]:
+    """Run trials one after the other in one launcher, each prepared while the last one runs."""
+    with LocalLauncher(root, LEAKY) as launcher:
+        results = []
+        for number, request in enumerate(requests):
+            trial = launcher.start(RunFolder.create(root / str(number)), request)
+            launcher.prepare()
+            results.append(finish(trial))
+        return results
+
+
+def spread(sizes: list[int | None]) -> int:
+    known = [size for size in sizes if size is not None]
+    assert len(known) == len(sizes)
+    return max(known) - min(known)
+
+
+def test_five_trials_that_leak_half_the_budget_end_alike(tmp_path: Path) -> None:
+    """Each takes about 55 % of 1 GiB (206 MiB of it a layer with Adam), keeps it, and one asks for 4 TiB."""
+    params = {"width": 3000, "leak_mib": 30, "hungry": False}
+    requests = [
+        request_for(LEAKY, {**params, "hungry": number == 2}, reservation_bytes=GIB, example_steps=(2, 0))
+        for number in range(5)
+    ]
+
+    results = leaky_trials(tmp_path, requests)
+
+    ends = [Outcome.COMPLETED] * 5
+    ends[2] = Outcome.OUT_OF_MEMORY
+    assert [result.outcome for result in results] == ends
+    fine = [result.peaks for result in results if result.outcome is Outcome.COMPLETED]
+    assert all(0.5 * GIB < (peaks.device_bytes or 0) < 0.6 * GIB for peaks in fine)
+    assert spread([peaks.allocated_bytes for peaks in fine]) <= MIB
+    assert spread([result.peaks.baseline_bytes for result in results]) <= 2 * MIB
+
+
+def test_twenty_trials_that_leave_300_mib_behind_start_alike(tmp_path: Path) -> None:
+    request = request_for(LEAKY, {"width": 16, "leak_mib": 300, "hungry": False})
+
+    results = leaky_trials(tmp_path, [request] * 20)
+
+    assert all(result.outcome is Outcome.COMPLETED for result in results)
+    assert all(
+        (result.peaks.device_bytes or 0) - (result.peaks.baseline_bytes or 0) > 300 * MIB
+        for result in results
+    )
+    assert spread([result.peaks.baseline_bytes for result in results]) <= 2 * MIB

@@ -115,9 +115,8 @@ def test_another_outcome_is_a_difference() -> None:
 
 
 def test_the_same_failure_agrees_whatever_its_peak() -> None:
-    found = compared(
-        "out_of_memory", [], [], now_outcome=Outcome.OUT_OF_MEMORY, then_peaks=(PEAK, None), now_peaks=(9, None)
-    )  # fmt: skip
+    peaks = {"then_peaks": (PEAK, None), "now_peaks": (9, None)}
+    found = compared("out_of_memory", [], [], now_outcome=Outcome.OUT_OF_MEMORY, **peaks)
     assert found.agrees is True
 
 

@@ -198,7 +198,7 @@ def _settings(settings: dict[str, Any]) -> _Rows:
 def _setting(name: str, value: Any) -> str:
     if value is None:
         return "–"
-    if name == "budget":
+    if name in ("budget", "pool"):
         return format_bytes(value)
     return format_seconds(value) if name in ("timeout", "trial_timeout") else str(value)
 

@@ -12,7 +12,7 @@ from tuner.store.rows import StudyRecord, TrialRecord
 if TYPE_CHECKING:
     from tuner.store.reader import Reader
 
-_HIDDEN = ("id", "study_id", "prediction", "failure", "environment", "warnings", "phases")
+_HIDDEN = ("id", "study_id", "prediction", "timeline", "failure", "environment", "warnings", "phases")
 
 
 def find_trial(reader: Reader, study: StudyRecord, wanted: int) -> TrialRecord:

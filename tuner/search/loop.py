@@ -236,7 +236,6 @@ class StudyLoop:
             device=place.key,
             attempt=flight.attempt,
             waiting_seconds=time.monotonic() - flight.since,
-            used_before_bytes=admission.used_bytes,
         )
         assert flight.prediction is not None
         self._observer.launched(

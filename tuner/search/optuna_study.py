@@ -22,7 +22,7 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from tuner.records import Outcome
-from tuner.store.engine import URL
+from tuner.store.engine import BUSY_TIMEOUT_SECONDS, URL, prepare_sqlite
 from tuner.store.transactions import Patience, at_once
 
 MEMORY = "memory"
@@ -180,10 +180,15 @@ def _close(storage: optuna.storages.RDBStorage) -> None:
 
 
 def _open_storage(url: URL) -> optuna.storages.RDBStorage:
-    connect_args: dict[str, Any] = {"timeout": 30} if url.drivername == "sqlite" else {"connect_timeout": 10}
-    return optuna.storages.RDBStorage(
-        url.render_as_string(hide_password=False), engine_kwargs={"connect_args": connect_args}
+    connect_args: dict[str, Any] = {"connect_timeout": 10}
+    if url.drivername == "sqlite":
+        connect_args = {"timeout": BUSY_TIMEOUT_SECONDS}
+    storage = optuna.storages.RDBStorage(
+        url.render_as_string(hide_password=False),
+        engine_kwargs={"connect_args": connect_args, "pool_pre_ping": True},
     )
+    prepare_sqlite(storage.engine)
+    return storage
 
 
 def delete_study(url: URL, name: str) -> None:

@@ -20,6 +20,7 @@ from tuner.errors import UsageError
 from tuner.memory.predictor import Predictor
 from tuner.processes import this_process
 from tuner.scheduling.devices import Place, check_budget, choose_places, joint_target, present_target
+from tuner.search.environment import driver_environment
 from tuner.search.optuna_study import OptunaStudy
 from tuner.settings import Setting
 from tuner.stand_in import check_memory_free, configuration
@@ -224,7 +225,7 @@ def open_session(plan: Plan, outages: Outages) -> Iterator[Session]:
         study_id = writer.create_study(_new_study(plan, context_bytes))
         study = reader.study(plan.name)
         _check_same(plan, study)  # again: another driver may have created it, and its database is current
-        environment: dict[str, Any] = {}
+        environment = driver_environment(plan)
         driver_id = drivers.join(study_id, this_process(), environment)
         optuna_study = closing.enter_context(contextlib.closing(_optuna_study(plan, study, outages)))
         session = Session(

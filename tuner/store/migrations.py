@@ -1,8 +1,8 @@
 """Bringing a database to this version's schema: real transactions, one at a time, views last.
 
-SQLite: one transaction from BEGIN to COMMIT under a lock file. PostgreSQL: one transaction under
-an advisory lock. A view that stands on a table would break its change, so the views are dropped
-first and created last.
+One transaction holds all of it, from BEGIN to COMMIT: a process that is killed in between leaves
+the database as it was. A view that stands on a table would break its change, so the views are
+dropped first and created last.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import unquote
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from filelock import FileLock
 from sqlalchemy import Connection, Engine, inspect, text
 
-from tuner.errors import SchemaError, StoreError
+from tuner.errors import SchemaError
+from tuner.store.locks import exclusive
+from tuner.store.older_drivers import refuse_older_drivers
 from tuner.store.schema import VERSION_TABLE, VIEWS, trial
 
-_ADVISORY_LOCK = 0x74756E6572  # "tuner": no other application is likely to take this number
+LOCK = "migration"
 
 
 def upgrade(engine: Engine) -> bool:
@@ -31,17 +31,16 @@ def upgrade(engine: Engine) -> bool:
 
     Raises:
         SchemaError: The database is of a newer version, or our version table is foreign.
+        StudyBusy: A driver of an older version works on it.
     """
-    if is_current(engine):
-        return False
-    with _file_lock(engine), _transaction(engine) as connection:
-        if connection.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
-        revision = _revision(connection)
-        if revision == head_revision():
+    with exclusive(engine, LOCK):
+        if is_current(engine):
             return False
-        refuse_foreign(revision)
-        upgrade_connection(connection)
+        with _transaction(engine) as connection:
+            revision = _revision(connection)
+            refuse_foreign(revision)
+            refuse_older_drivers(connection, revision)
+            upgrade_connection(connection)
     return True
 
 
@@ -168,21 +167,3 @@ def _scripts() -> Path:
     package = Path(__file__).resolve().parents[1]
     bundled = package / "_bundled" / "alembic"
     return bundled if bundled.is_dir() else package.parent / "alembic"
-
-
-@contextlib.contextmanager
-def _file_lock(engine: Engine) -> Iterator[None]:
-    database = engine.url.database or ""
-    if engine.dialect.name != "sqlite":
-        yield
-        return
-    path = unquote(database.removeprefix("file:").partition("?")[0])
-    lock = FileLock(f"{path}.migration.lock")
-    try:
-        lock.acquire()
-    except OSError as error:
-        raise StoreError(f"{path} cannot be created: {error.strerror or error}") from None
-    try:
-        yield
-    finally:
-        lock.release()

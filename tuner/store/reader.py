@@ -16,7 +16,9 @@ from tuner.store.drivers import driver_of, living_drivers
 from tuner.store.rows import DriverRecord, MetricRecord, StudyRecord, TrialRecord, from_storable
 from tuner.store.transactions import Transactional, in_utc, snapshot
 
-_TRIAL_FIELDS = [f.name for f in dataclasses.fields(TrialRecord) if f.name != "prediction"]
+_OF_ONE_TRIAL = ("prediction", "timeline")  # too large to be read for every trial of a study
+_TRIAL_FIELDS = [f.name for f in dataclasses.fields(TrialRecord) if f.name not in _OF_ONE_TRIAL]
+_METRIC_FIELDS = [f.name for f in dataclasses.fields(MetricRecord)]
 _STUDY_FIELDS = [f.name for f in dataclasses.fields(StudyRecord)]
 
 
@@ -52,7 +54,7 @@ class Reader(Transactional):
     def trials(
         self, connection: Connection, study_id: int, outcomes: Sequence[str] = ()
     ) -> list[TrialRecord]:
-        """Return a study's trials by number, without their whole predictions."""
+        """Return a study's trials by number, without their whole predictions and their timelines."""
         columns = [schema.trial.c[name] for name in _TRIAL_FIELDS]
         query = select(*columns).where(schema.trial.c.study_id == study_id).order_by(schema.trial.c.number)
         if outcomes:
@@ -62,7 +64,7 @@ class Reader(Transactional):
 
     @snapshot
     def trial(self, connection: Connection, study_id: int, number: int) -> TrialRecord:
-        """Return one trial with its whole prediction.
+        """Return one trial with its whole prediction and its timeline.
 
         Raises:
             UsageError: The study has no trial of that number.
@@ -74,7 +76,7 @@ class Reader(Transactional):
         if row is None:
             raise UsageError(f"the study has no trial {number}")
         prediction = None if row.prediction is None else Prediction.from_json(row.prediction)
-        return dataclasses.replace(_trial(row), prediction=prediction)
+        return dataclasses.replace(_trial(row), prediction=prediction, timeline=row.timeline)
 
     @snapshot
     def metrics(self, connection: Connection, trial_id: int) -> list[MetricRecord]:
@@ -85,7 +87,7 @@ class Reader(Transactional):
             .order_by(schema.metric.c.epoch, schema.metric.c.name)
         )
         return [
-            MetricRecord(row.epoch, row.name, row.value, row.seconds, row.peak_bytes)
+            MetricRecord(**{name: getattr(row, name) for name in _METRIC_FIELDS})
             for row in connection.execute(query)
         ]
 

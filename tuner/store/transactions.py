@@ -9,6 +9,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, func, select
 
+from tuner.store.engine import READS_ONLY
+
 Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
 
@@ -63,7 +65,7 @@ def snapshot(
 
     def run(self: Self, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
         def once() -> Value:
-            with self._engine.connect() as connection:
+            with self._engine.connect().execution_options(**{READS_ONLY: True}) as connection:
                 return method(self, connection, *args, **kwargs)
 
         return self._patience(once)
