@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import psycopg
 from sqlalchemy.exc import DBAPIError
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, stop_any, wait_random_exponential
 
 from tuner.errors import SchemaError, StoreError, TunerError
 
@@ -88,7 +88,7 @@ def patient(
         wait=wait_random_exponential(
             _SHORTEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS, min=_SHORTEST_WAIT_SECONDS
         ),
-        stop=stop_after_delay(seconds) | outage.is_over,
+        stop=stop_any(stop_after_delay(seconds), outage.is_over),
         before_sleep=outage.note,
         sleep=outage.sleep,
         reraise=True,
