@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conftest import processes_with
-from tuner.processes import Child, is_alive, process_memory, this_process
+from tuner.processes import Child, is_alive, kill_orphans, process_memory, this_process
 from tuner.records import Owner
 
 if TYPE_CHECKING:
@@ -173,6 +173,85 @@ def test_when_the_driver_is_killed_every_descendant_goes(number: int, tmp_path: 
         driver.send_signal(number)
 
         until(lambda: not any(map(running, pids.values())))
+
+
+def supervisor_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_when_the_supervisor_is_killed_the_driver_takes_every_descendant(tmp_path: Path) -> None:
+    """They are nobody's children by then: the driver knows them by the mark in their environment."""
+    child = Child([sys.executable, *family_arguments(tmp_path)], log=tmp_path / "log.txt")
+    pids = family_pids(tmp_path)
+    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    os.kill(supervisor_of(pids["child"]), signal.SIGKILL)
+
+    ended = child.wait(DEATH_SECONDS)
+
+    assert ended is not None
+    assert ended.signal == signal.SIGKILL
+    until(lambda: not any(map(running, pids.values())))
+    assert bystander.poll() is None
+    bystander.communicate()
+
+
+def test_orphans_of_a_driver_killed_with_its_supervisor_are_found_later(tmp_path: Path) -> None:
+    """Nobody is left to kill them at once; those of a driver that lives are left alone."""
+    (tmp_path / "living").mkdir()
+    child = Child([sys.executable, *family_arguments(tmp_path / "living")], log=tmp_path / "log.txt")
+    living = family_pids(tmp_path / "living")
+    arguments = [str(tmp_path / "log.txt"), *family_arguments(tmp_path)]
+    with subprocess.Popen([sys.executable, "-c", DRIVER, *arguments], stderr=subprocess.DEVNULL) as driver:
+        pids = family_pids(tmp_path)
+        supervisor = supervisor_of(pids["child"])
+        os.kill(supervisor, signal.SIGSTOP)  # so that it cannot be quicker than the second kill
+        driver.kill()
+        os.kill(supervisor, signal.SIGKILL)
+    until(lambda: not running(pids["child"]))
+    assert [role for role, pid in pids.items() if running(pid)] == ["same-group", "setsid", "daemon"]
+
+    assert set(kill_orphans()) >= {pids[role] for role in ("same-group", "setsid", "daemon")}
+
+    assert not any(map(running, pids.values()))
+    assert all(map(running, living.values()))
+    child.kill()
+
+
+def test_a_log_keeps_its_first_and_last_megabytes(tmp_path: Path) -> None:
+    """100 MiB in lines of 16 KiB: at most 8 MiB are kept, and what is left out is counted."""
+    width, lines = 2**14 - 1, 100 * 2**6
+    code = f"for i in range({lines}): print(f'{{i:0{width}}}')"
+    status = python(code, tmp_path).wait(60)
+
+    text = (tmp_path / "log.txt").read_text()
+    head, mark, tail = text.partition("\n… ")
+    left_out, _, tail = tail.partition(" bytes left out: the log has a limit …\n")
+    assert status is not None
+    assert status.code == 0
+    assert len(text) < 8 << 20
+    assert mark
+    assert head.startswith(f"{0:0{width}}\n{1:0{width}}\n")
+    assert tail.endswith(f"{lines - 1:0{width}}\n")
+    assert len(tail) >= 1 << 20
+    assert len(head) + int(left_out) + len(tail) == 100 << 20
+
+
+def test_output_does_not_reorder_or_lose_a_byte_below_the_limit(tmp_path: Path) -> None:
+    code = "import os\nfor i in range(20000): os.write(1 + i % 2, b'%06d\\n' % i)\nos.kill(os.getpid(), 11)"
+    python(code, tmp_path).wait(60)
+
+    assert (tmp_path / "log.txt").read_text() == "".join(f"{i:06}\n" for i in range(20000))
+
+
+def test_a_child_that_closes_its_output_runs_on(tmp_path: Path) -> None:
+    code = "import os, time; os.write(1, b'bye'); os.close(1); os.close(2); time.sleep(0.5); os._exit(4)"
+    started = time.monotonic()
+    status = python(code, tmp_path).wait(30)
+
+    assert status is not None
+    assert status.code == 4
+    assert time.monotonic() - started >= 0.5
+    assert (tmp_path / "log.txt").read_text() == "bye"
 
 
 @pytest.fixture

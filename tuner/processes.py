@@ -1,8 +1,8 @@
 """Child processes that cannot outlive the driver, and what the kernel says about a process.
 
 A `Child` is started below a supervisor (supervisor.py) that kills the child's whole process group
-when the driver ends, however it ends. No fork of this process runs Python code of ours: the child
-is a fresh interpreter.
+when the driver ends, however it ends; should the supervisor end first, the driver does it (leftovers.py).
+No fork of this process runs Python code of ours: the child is a fresh interpreter.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -20,17 +21,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.leftovers import VARIABLE, kill_where, new_mark, owner_of
+from tuner.oom_killer import evidence, oom_kills
 from tuner.records import Owner
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
+_NOT_FOR_CHILDREN = ("TUNER_STORAGE",)  # it may hold a password, and a child opens no database
 
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """How a child ended: its exit code, or the signal that killed it as a negative number."""
+    """How a child ended.
+
+    Attributes:
+        code: Its exit code, or the signal that killed it as a negative number.
+        max_resident_bytes: Its resident peak; None when nobody was there to see its end.
+        oom_evidence: What points to the kernel's out-of-memory killer, where a signal 9 came that
+            we did not send.
+    """
 
     code: int
     max_resident_bytes: int | None = None
+    oom_evidence: str | None = None
 
     @property
     def signal(self) -> int | None:
@@ -44,7 +56,7 @@ class Child:
     Args:
         command: The program (an absolute path) and its arguments.
         log: File that receives the child's standard output and error.
-        environment: Variables set over the driver's own.
+        environment: Variables set over the driver's own, of which a child gets all but the storage URL.
         cwd: The child's working folder.
         channels: File descriptors that the child inherits.
     """
@@ -59,19 +71,23 @@ class Child:
         channels: Sequence[int] = (),
     ) -> None:
         joined = ",".join(map(str, channels)) or "-"
+        inherited = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_CHILDREN}
+        self._mark = new_mark(this_process())
+        self._oom_kills = oom_kills()
         with log.open("ab") as log_file:
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_SUPERVISOR), joined, *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log_file,
-                env={**os.environ, **(environment or {})},
+                env={**inherited, **(environment or {}), VARIABLE: self._mark},
                 cwd=cwd,
                 pass_fds=tuple(channels),
                 start_new_session=True,  # Ctrl-C in the terminal is the driver's to handle
             )
         self._messages = b""
         self._exit: ExitStatus | None = None
+        self._killed = False
         self.pid: int | None = None
 
     def wait(self, timeout_seconds: float | None = None) -> ExitStatus | None:
@@ -90,6 +106,7 @@ class Child:
 
     def kill(self) -> ExitStatus:
         """Kill the child and everything it started; return how it ended."""
+        self._killed = True
         if self._supervisor.stdin is not None and not self._supervisor.stdin.closed:
             self._supervisor.stdin.close()
         ended = self.wait()
@@ -105,18 +122,28 @@ class Child:
                 return False
         data = os.read(self._supervisor.stdout.fileno(), 65536)
         if not data:
-            self._end(ExitStatus(-9))  # the supervisor itself was killed, and the child with it
+            self._kill_unsupervised()
+            self._end(-signal.SIGKILL, None)
             return True
         *lines, self._messages = (self._messages + data).split(b"\n")
         for line in lines:
             message: dict[str, Any] = json.loads(line)
             self.pid = message.get("started", self.pid)
             if "exit" in message:
-                self._end(ExitStatus(message["exit"], message["max_resident_bytes"]))
+                self._end(message["exit"], message["max_resident_bytes"])
         return True
 
-    def _end(self, status: ExitStatus) -> None:
-        self._exit = status
+    def _kill_unsupervised(self) -> None:
+        """The supervisor was killed, and the child with it: kill what the child had started."""
+        if self.pid is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
+        kill_where(lambda mark: mark == self._mark)
+
+    def _end(self, code: int, max_resident_bytes: int | None) -> None:
+        unasked = code == -signal.SIGKILL and not self._killed
+        found = evidence(self._oom_kills, self.pid) if unasked else None
+        self._exit = ExitStatus(code, max_resident_bytes, found)
         for pipe in (self._supervisor.stdin, self._supervisor.stdout):
             if pipe is not None and not pipe.closed:
                 pipe.close()
@@ -167,6 +194,19 @@ def is_alive(owner: Owner) -> bool | None:
     if boot == own_boot and space != own_space:
         return None  # a container that calls itself by the same name: its pids mean nothing here
     return boot == own_boot and _start_time(owner.pid) == owner.started
+
+
+def kill_orphans() -> list[int]:
+    """Kill what was started below drivers of this host that are gone; return the pids.
+
+    Its supervisor does that when a driver ends. Where both were killed at once, nobody is left to.
+    """
+
+    def orphaned(mark: str) -> bool:
+        owner = owner_of(mark)
+        return owner is not None and is_alive(owner) is False
+
+    return kill_where(orphaned)
 
 
 def _boot_id() -> str:

@@ -196,6 +196,10 @@ class Peaks(Record):
         reserved_bytes: Peak of the caching allocator's segments; None on a CPU.
         baseline_bytes: Device bytes after the warm-up, before the workload: the context.
         phases: Peak device bytes by phase (`setup`, `train`, `eval`).
+        used_before_bytes: What anybody used on the device before the process touched it; on a CPU,
+            what was not available of the host's memory.
+        device_wide_bytes: Peak use of the whole device, other processes included; only where NVML
+            does not know the process's own.
     """
 
     device_bytes: int | None = None
@@ -204,6 +208,8 @@ class Peaks(Record):
     reserved_bytes: int | None = None
     baseline_bytes: int | None = None
     phases: dict[str, int] = field(default_factory=dict)
+    used_before_bytes: int | None = None
+    device_wide_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -221,12 +227,25 @@ class Failure(Record):
 
 @dataclass(frozen=True)
 class EpochMetrics(Record):
-    """The metrics reported at the end of one epoch (from 1), and the peak so far."""
+    """The metrics reported at the end of one epoch, and peaks.
+
+    Attributes:
+        epoch: From 1.
+        metrics: As reported.
+        seconds: Since the start of training.
+        peak_bytes: Peak device bytes so far.
+        epoch_peak_bytes: Peak device bytes within the epoch.
+        epoch_allocated_bytes: Peak of live blocks within the epoch; CUDA only.
+        epoch_reserved_bytes: Peak of segments within the epoch; CUDA only.
+    """
 
     epoch: int
     metrics: dict[str, float]
     seconds: float
     peak_bytes: int | None = None
+    epoch_peak_bytes: int | None = None
+    epoch_allocated_bytes: int | None = None
+    epoch_reserved_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -245,6 +264,9 @@ class TrialResult(Record):
         checkpoint: Path of the kept weights below the run folder, or None.
         warnings: What the process noticed, a sentence each.
         host_peak_bytes: Peak resident bytes of its process on the host.
+        growth_bytes: What each further training step left behind, 0 where nothing; None when there
+            were too few steps to say.
+        timeline: Device bytes over time, as measure/timeline.py documents it, or None.
     """
 
     outcome: Outcome
@@ -258,6 +280,8 @@ class TrialResult(Record):
     checkpoint: str | None = None
     warnings: tuple[str, ...] = ()
     host_peak_bytes: int | None = None
+    growth_bytes: int | None = None
+    timeline: dict[str, Any] | None = None
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:

@@ -7,9 +7,11 @@ dies with the supervisor too (`PR_SET_PDEATHSIG`: this script has one thread, so
 come early).
 
 One JSON line on standard output when the child has started, one when it has ended. CHANNELS are
-file descriptors, joined by commas, that the child keeps (`-` for none).
+file descriptors, joined by commas, that the child keeps (`-` for none). What the child prints goes
+through this process to its standard error, the log, which keeps the first and the last megabytes.
 """
 
+import collections
 import ctypes
 import json
 import os
@@ -20,6 +22,8 @@ import sys
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None)
+_MIB = 1 << 20
+_LOG_MOST, _LOG_HEAD, _LOG_TAIL = 8 * _MIB, 4 * _MIB, _MIB
 
 
 def main() -> None:
@@ -31,10 +35,14 @@ def main() -> None:
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    child = _start(command, [] if channels == "-" else [int(fd) for fd in channels.split(",")])
+    output_read, output_write = os.pipe()
+    child = _start(command, [] if channels == "-" else [int(fd) for fd in channels.split(",")], output_write)
     _say({"started": child})
+    log = _Log(output_read)
     while True:
-        ready, _, _ = select.select([0, wake_read], [], [])
+        ready, _, _ = select.select([0, wake_read, *log.sources], [], [])
+        if output_read in ready:
+            log.copy()
         if 0 in ready and not os.read(0, 4096):
             os.kill(child, signal.SIGKILL)  # it may not have a group of its own yet
             _, status, usage = os.wait4(child, 0)
@@ -46,15 +54,62 @@ def main() -> None:
                 break
             _reap_others(child)
     _kill_leftovers(child)
+    while log.copy():
+        pass
     code = os.waitstatus_to_exitcode(status)
     _say({"exit": code, "max_resident_bytes": usage.ru_maxrss * 1024})
 
 
-def _start(command: list[str], channels: list[int]) -> int:
+class _Log:
+    """Copies the child's output to the log on descriptor 2; a log that grows too long loses its middle."""
+
+    def __init__(self, source: int) -> None:
+        os.set_blocking(source, False)
+        self.sources = [source]
+        self._bytes = os.fstat(2).st_size
+        self._tail: collections.deque[bytes] = collections.deque()
+        self._tail_bytes = 0
+
+    def copy(self) -> bool:
+        """Copy some of what there is; False when there is nothing now or will be nothing any more."""
+        if not self.sources:
+            return False
+        try:
+            data = os.read(self.sources[0], 65536)
+        except BlockingIOError:
+            return False
+        if not data:  # everybody has closed it
+            self.sources.clear()
+            return False
+        self._remember(data)
+        try:
+            if os.fstat(2).st_size + len(data) > _LOG_MOST:
+                self._cut()
+            else:
+                os.write(2, data)
+        except OSError:
+            pass  # the disk is full: the child shall not suffer from it
+        return True
+
+    def _remember(self, data: bytes) -> None:
+        self._bytes += len(data)
+        self._tail.append(data)
+        self._tail_bytes += len(data)
+        while self._tail_bytes - len(self._tail[0]) >= _LOG_TAIL:
+            self._tail_bytes -= len(self._tail.popleft())
+
+    def _cut(self) -> None:
+        left_out = self._bytes - _LOG_HEAD - self._tail_bytes
+        os.ftruncate(2, _LOG_HEAD)  # opened for appending: what follows is written there
+        mark = f"\n… {left_out} bytes left out: the log has a limit …\n"
+        os.write(2, b"".join([mark.encode(), *self._tail]))
+
+
+def _start(command: list[str], channels: list[int], output: int) -> int:
     supervisor = os.getpid()
     pid = os.fork()
     if pid:
-        for fd in channels:
+        for fd in (*channels, output):
             os.close(fd)
         return pid
     try:
@@ -66,7 +121,8 @@ def _start(command: list[str], channels: list[int]) -> int:
             signal.signal(number, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
-        os.dup2(2, 1)  # the child's output goes to the log; standard output is the supervisor's
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         for fd in channels:
             os.set_inheritable(fd, True)
         os.execv(command[0], command)
@@ -89,13 +145,13 @@ def _kill_leftovers(group: int) -> None:
     """Kill what the child left running, wherever it moved to."""
     try:
         os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
+    except OSError:
         pass
     while True:
         for pid in _children():
             try:
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
+            except OSError:  # it is gone, or has become another user's
                 pass
         try:
             os.waitpid(-1, 0)

@@ -139,7 +139,7 @@ def test_killed_in_the_middle_a_study_goes_on_to_the_same_total(tuner: Tuner, tm
 def test_ctrl_c_once_finishes_the_trial_twice_stops_it(
     tuner: Tuner, tmp_path: Path, presses: int, outcome: str
 ) -> None:
-    driver = start(tmp_path, "--trials", "9", TINY_MODES="slow", TINY_SLEEP="0.25")
+    driver = start(tmp_path, "--trials", "9", "--jobs", "1", TINY_MODES="slow", TINY_SLEEP="0.25")
     wait_for_launch(tmp_path, 1)
     for _ in range(presses):
         driver.send_signal(signal.SIGINT)
@@ -155,16 +155,29 @@ def test_ctrl_c_once_finishes_the_trial_twice_stops_it(
         assert [row[1] for row in query(tmp_path, ROWS)] == ["interrupted", "completed"]
 
 
-def test_a_second_live_driver_is_refused_and_stop_ends_the_first(tuner: Tuner, tmp_path: Path) -> None:
+def test_drivers_share_a_study_to_its_exact_total(tuner: Tuner, tmp_path: Path) -> None:
+    drivers = [
+        start(tmp_path, "--trials", "5", "--jobs", "1", TINY_MODES="slow", TINY_SLEEP="0.1") for _ in range(2)
+    ]
+    for driver in drivers:
+        _, stderr = driver.communicate(timeout=120)
+        assert driver.returncode == 0, stderr
+    rows = query(tmp_path, "SELECT outcome, driver_id FROM tuner_trial")
+    assert [outcome for outcome, _ in rows] == ["completed"] * 5
+    assert {driver for _, driver in rows} == {1, 2}
+    assert query(tmp_path, "SELECT end_reason FROM tuner_driver") == [("done",), ("done",)]
+
+
+def test_stop_ends_a_driver_and_a_study_at_work_is_not_deleted(tuner: Tuner, tmp_path: Path) -> None:
     driver = start(tmp_path, "--trials", "9", TINY_MODES="slow", TINY_SLEEP="0.25")
     wait_for_launch(tmp_path, 1)
-    second = tuner("run", TINY, "--trials", "9", TINY_MODES="slow")
-    assert second.returncode == 5
-    assert "another driver works on study 'tiny'" in second.stderr
+    refused = tuner("delete", "tiny", "--yes")
+    assert refused.returncode == 5
+    assert "a driver works on study 'tiny'" in refused.stderr
     assert tuner("stop", "tiny").returncode == 0
     driver.communicate(timeout=60)
     assert driver.returncode == 130
-    assert all(row[1] == "completed" for row in query(tmp_path, ROWS))
+    assert "completed" in {row[1] for row in query(tmp_path, ROWS)} <= {"completed", "interrupted"}
 
 
 def test_resuming_as_something_else_is_refused(tuner: Tuner, tmp_path: Path) -> None:

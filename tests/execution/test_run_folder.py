@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.execution import run_folder
-from tuner.execution.run_folder import Request, RunFolder, StopRequest, folder_name, write_json
+from tuner.execution.run_folder import Request, RunFolder, StopRequest, folder_name, write_json, write_text
 from tuner.records import Outcome
 
 REQUEST = Request(
@@ -146,8 +146,7 @@ def test_a_line_that_did_not_fit_on_the_disk_costs_no_other_event(folder: RunFol
     code = """
 import os, resource, sys
 from pathlib import Path
-from tuner.execution.run_folder import Request, RunFolder, StopRequest, folder_name, write_json
-from tuner.records import Outcome
+from tuner.execution.run_folder import RunFolder
 folder = RunFolder(Path(sys.argv[1]))
 folder.append_event("first")
 size = os.path.getsize(folder.path / "events.jsonl")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import TINY, Tuner
-from tests.execution.running import finished
+from tests.execution.launching import finished
 from tuner.execution.launcher import LocalLauncher
 from tuner.execution.run_folder import Request, RunFolder
 from tuner.measure import nvml

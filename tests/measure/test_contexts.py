@@ -75,14 +75,13 @@ def test_the_context_is_what_nvml_shows_less_what_is_reserved(
         "empty_cache": None,
         "reset_peak_memory_stats": None,
         "memory_reserved": 20 * MIB,
-        "max_memory_reserved": 20 * MIB,
-        "max_memory_allocated": 18 * MIB,
+        "memory_stats_as_nested_dict": {},
         "get_device_properties": SimpleNamespace(total_memory=12_622_168_064),
     }
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *arguments, answer=answer: answer)
     monkeypatch.setattr("tuner.warmup.warm_up", lambda device: None)
-    monkeypatch.setattr(meters, "used_by_others", lambda device: others_mib * MIB)
+    monkeypatch.setattr(meters, "used_before", lambda device: nvml.Before(others_mib * MIB))
     monkeypatch.setattr(nvml, "process_use", lambda visible, pid: use)
 
     measured = MeasuredContext(**context_child.measure())

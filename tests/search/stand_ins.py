@@ -19,7 +19,7 @@ from tuner.search.events import Ended, Goal, Launched, Stopper
 from tuner.search.loop import StudyLoop
 from tuner.search.optuna_study import OptunaStudy
 from tuner.search.recover import recover
-from tuner.search.session import Plan, Session
+from tuner.search.session import Outages, Plan, Session
 from tuner.settings import resolve
 from tuner.store import migrations
 from tuner.store.drivers import Drivers
@@ -201,6 +201,7 @@ def session_on(
             predictor=predictor,
             seed_base=seed or 7,
             environment={},
+            outages=Outages(),
         )
         recover(session)
         yield session

@@ -17,7 +17,7 @@ from tuner.units import parse_bytes
 def command(name: str, storage: str | None, budget: str | None, form: str) -> None:
     """Show the trial of study NAME with the best metric within the budget."""
     from tuner.cli.output import emit_one
-    from tuner.cli.show import print_trial
+    from tuner.cli.trial_page import print_trial
     from tuner.cli.trial_rows import row_of
 
     budget_bytes = None if budget is None else parse_bytes(budget)
@@ -29,7 +29,8 @@ def command(name: str, storage: str | None, budget: str | None, form: str) -> No
         # The front grows with memory, and its last point has the best metric.
         trial = reader.trial(study.id, front[-1].number)
         metrics = reader.metrics(trial.id)
+        driver = None if trial.driver_id is None else reader.driver(trial.driver_id)
     if form == "table":
-        print_trial(study, trial, metrics)
+        print_trial(study, trial, metrics, driver)
     else:
         emit_one(row_of(trial), form)

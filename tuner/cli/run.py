@@ -72,11 +72,12 @@ def command(study: str, as_json: bool, **flags: Any) -> None:
     from tuner.cli.progress import make_observer, print_end
     from tuner.execution.launcher import LocalLauncher, visible_threads
     from tuner.scheduling.ledger import Ledger
+    from tuner.scheduling.left_behind import left_behind, memory_now
     from tuner.search.checkpoints import prune_checkpoints
     from tuner.search.events import Goal, Stopper
     from tuner.search.loop import StudyLoop
     from tuner.search.recover import recover
-    from tuner.search.session import make_plan, open_session
+    from tuner.search.session import Outages, make_plan, open_session
 
     settings = resolve(flags)
     value = {name: setting.value for name, setting in settings.items()}
@@ -90,13 +91,15 @@ def command(study: str, as_json: bool, **flags: Any) -> None:
     )
     stopper = Stopper()
     interruption: Interrupted | None = None
-    with _signals(stopper), open_session(plan) as session:
+    outages = Outages(should_give_up=lambda: stopper.level > 1)
+    with _signals(stopper), open_session(plan, outages) as session:
         recovered = recover(session)
+        before = memory_now(plan.places)
         with (
             LocalLauncher(plan.runs_dir, plan.loaded.reference, plan.place.kind) as launcher,
             make_observer(session, goal, as_json=as_json, recovered=recovered) as observer,
         ):
-            session.predictor.on_warning = observer.note
+            session.predictor.on_warning = outages.on_wait = observer.note
             ledger = Ledger(session.reservations, plan.places, pool_bytes=plan.pool_bytes)
             loop = StudyLoop(session, launcher, ledger, observer=observer, goal=goal, stopper=stopper)
             try:
@@ -108,6 +111,9 @@ def command(study: str, as_json: bool, **flags: Any) -> None:
                 with contextlib.suppress(Exception):
                     recover(session, own=True)
                 raise
+            recover(session, own=True)  # what was asked for twice, since an answer was lost on its way
+            for sentence in left_behind(plan.places, before, session.reservations.all()):
+                observer.note(sentence)
         prune_checkpoints(session.reader, session.writer, session.study, value["keep_checkpoints"])
         print_end(session, as_json=as_json)
     if interruption is not None:

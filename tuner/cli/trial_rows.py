@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tuner.cli.output import Column, duration, emit, number, short_params, size
+from tuner.errors import UsageError
 from tuner.store.rows import StudyRecord, TrialRecord
 
-_HIDDEN = ("id", "study_id", "prediction", "failure", "environment", "warnings", "phases")
+if TYPE_CHECKING:
+    from tuner.store.reader import Reader
+
+_HIDDEN = ("id", "study_id", "prediction", "timeline", "failure", "environment", "warnings", "phases")
+
+
+def find_trial(reader: Reader, study: StudyRecord, wanted: int) -> TrialRecord:
+    """Return one trial with its whole prediction.
+
+    Raises:
+        UsageError: The study has none of that number; the hint says which it has.
+    """
+    try:
+        return reader.trial(study.id, wanted)
+    except UsageError as error:
+        numbers = [trial.number for trial in reader.trials(study.id)]
+        known = f"it has trials {min(numbers)} to {max(numbers)}" if numbers else "it has no trials yet"
+        raise UsageError(f"study '{study.name}' has no trial {wanted}", hint=known) from error
 
 
 def row_of(trial: TrialRecord) -> dict[str, Any]:

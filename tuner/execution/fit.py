@@ -6,6 +6,7 @@ over samples. The weights of the best epoch are kept.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -13,12 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.execution.run_folder import RunFolder, StopRequest
 from tuner.measure.meters import Meter
+from tuner.measure.timeline import EVENT as TIMELINE
 from tuner.records import EpochMetrics
 from tuner.steps import batches_in, eval_once, modules_in, set_training, to_device, train_once
 from tuner.workload import Loaders, Workload
 
 if TYPE_CHECKING:
     import torch
+
+
+_EVENT_SECONDS = 5.0  # between what a killed trial leaves of its timeline
+_MOST_SHAPES = 4096  # of batches that are told apart; any further one counts as new
 
 
 class StopRequested(Exception):
@@ -59,6 +65,10 @@ class Run:
         self.warnings: list[str] = []
         self._folder, self._meter = folder, meter
         self._started = time.monotonic()
+        self._next_event = self._started + _EVENT_SECONDS
+        self._shapes: set[tuple[tuple[torch.Size, torch.dtype], ...]] = set()
+        self._foreseen_bytes: int | None = None
+        self._meter.epoch_ended()  # what the set-up took is not the first epoch's
 
     def report(self, metrics: dict[str, float]) -> None:
         """Report the metrics of the epoch that has ended; keep the weights if it is the best.
@@ -73,13 +83,18 @@ class Run:
             raise KeyError(
                 f"the steps report no '{objective.metric}', the objective's metric; they report: {known}"
             )
+        within = self._meter.epoch_ended()
         epoch = EpochMetrics(
             epoch=len(self.epochs) + 1,
             metrics={name: float(value) for name, value in metrics.items()},
             seconds=time.monotonic() - self._started,
             peak_bytes=self._meter.peak_bytes(),
+            epoch_peak_bytes=within.device_bytes,
+            epoch_allocated_bytes=within.allocated_bytes,
+            epoch_reserved_bytes=within.reserved_bytes,
         )
         self.epochs.append(epoch)
+        self._append_timeline()
         self._folder.append_event("epoch", **epoch.to_json())
         value = epoch.metrics[objective.metric]
         best = None if self.best_epoch is None else self.best_epoch.metrics[objective.metric]
@@ -99,7 +114,7 @@ class Run:
         """Train on every batch once; return the metrics that the steps report."""
         with self._meter.phase("train"):
             set_training(self.state, training=True)
-            return self._over(self.loaders.train, train_once, check=True)
+            return self._over(self.loaders.train, train_once, training=True)
 
     def eval_epoch(self) -> dict[str, float]:
         """Evaluate on every batch once; return the metrics that the steps report."""
@@ -107,36 +122,50 @@ class Run:
             return {}
         with self._meter.phase("eval"):
             set_training(self.state, training=False)
-            return self._over(self.loaders.eval, eval_once, check=False)
+            return self._over(self.loaders.eval, eval_once, training=False)
 
     def _over(
-        self, batches: Iterable[Any], step: Callable[[Workload, Any, Any], Any], *, check: bool
+        self, batches: Iterable[Any], step: Callable[[Workload, Any, Any], Any], *, training: bool
     ) -> dict[str, float]:
         totals: dict[str, Any] = {}
         samples = 0
         for host_batch in batches:
             batch = to_device(host_batch, self.device)
-            if check:
-                self._compare_with_example(batch)
+            is_new = training and self._look_at(batch)
             count = _samples_in(batch)
             for name, value in (step(self.workload, self.state, batch) or {}).items():
                 detached = value.detach() if hasattr(value, "detach") else value
                 totals[name] = totals.get(name, 0.0) + detached * count
             samples += count
+            self._meter.step_ended(training=training, new_shape=is_new)
+            if time.monotonic() >= self._next_event:
+                self._append_timeline()
         return {name: float(total) / samples for name, total in totals.items()}
 
-    def _compare_with_example(self, batch: Any) -> None:
-        """Note a batch that is larger than the prediction was told."""
-        if self.warnings:
-            return
-        example = self.workload.example_batch(self.params, self.device)
-        examples = batches_in(example)
-        foreseen_bytes = max(map(_bytes_in, examples))
-        if _bytes_in(batch) > foreseen_bytes:
+    def _look_at(self, batch: Any) -> bool:
+        """Return whether a training batch has a new shape; note one larger than the prediction was told."""
+        shape = tuple((tensor.shape, tensor.dtype) for tensor in _tensors_in(batch))
+        if shape in self._shapes:
+            return False
+        if len(self._shapes) < _MOST_SHAPES:
+            self._shapes.add(shape)
+        if self._foreseen_bytes is None:
+            example = self.workload.example_batch(self.params, self.device)
+            self._foreseen_bytes = max(map(_bytes_in, batches_in(example)))
+        if _bytes_in(batch) > self._foreseen_bytes and not self.warnings:
             self.warnings.append(
-                f"a batch of {_bytes_in(batch)} bytes is larger than example_batch's {foreseen_bytes}: "
+                f"a batch of {_bytes_in(batch)} bytes is larger than example_batch's {self._foreseen_bytes}: "
                 "the prediction was made for less"
             )
+        return True
+
+    def _append_timeline(self) -> None:
+        """Leave the timeline's new points to whoever finds this trial without a report."""
+        self._next_event = time.monotonic() + _EVENT_SECONDS
+        points = self._meter.timeline.take_new()
+        if points:
+            with contextlib.suppress(OSError):  # a full disk: the trial needs it for other things
+                self._folder.append_event(TIMELINE, points=points)
 
     def _keep_weights(self) -> None:
         import torch

@@ -12,6 +12,7 @@ was written.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import os
 import platform
@@ -26,9 +27,10 @@ import tuner
 from tuner.execution.failures import classify
 from tuner.execution.fit import Run, StopRequested, default_fit
 from tuner.execution.run_folder import Request, RunFolder
-from tuner.measure.meters import Meter, open_meter, used_by_others
+from tuner.measure.meters import Meter, open_meter, used_before
 from tuner.measure.profile import allocated_peak
-from tuner.records import EpochMetrics, Failure, Outcome, Peaks, TrialResult
+from tuner.records import EpochMetrics, Failure, Outcome, TrialResult
+from tuner.units import format_bytes
 from tuner.warmup import warm_up
 from tuner.workload import LoadedWorkload, Workload, load_workload
 
@@ -52,9 +54,9 @@ def main(channel: int, study: str | None) -> None:
     started = time.monotonic()
     torch.set_num_threads(request.threads)
     device = torch.device(request.device)
-    others_bytes = used_by_others(device)
+    before = used_before(device)
     warm_up(device)
-    meter = open_meter(device, others_bytes)
+    meter = open_meter(device, before, context_bytes=request.context_bytes)
     folder.append_event("baseline", **meter.peaks().to_json())
     result = _Trial(request, folder, device, meter, loaded).run()
     folder.write_report({**result.to_json(), "seconds": time.monotonic() - started})
@@ -77,7 +79,7 @@ class _Trial:
             workload = self._train()
         except StopRequested as stop:
             return self._result(stop.request.outcome, Failure(stop.request.reason))
-        except Exception as error:
+        except BaseException as error:  # sys.exit() and KeyboardInterrupt in a workload end it too
             with contextlib.suppress(RuntimeError):  # a device in error answers nothing any more
                 self._meter.lift_cap()  # writing the report must not fail for want of memory
             capped = self._device.type == "cpu" and self._request.reservation_bytes is not None
@@ -97,7 +99,8 @@ class _Trial:
     def _train(self) -> Workload:
         request = self._request
         with self._meter.phase("data"):
-            workload = (self._loaded or load_workload(request.workload)).workload
+            self._loaded = self._loaded or load_workload(request.workload)
+            workload = self._loaded.workload
             if request.seed is not None:
                 _seed(request.seed)
             loaders = workload.open_loaders(request.params)
@@ -138,11 +141,21 @@ class _Trial:
             metrics=best.metrics if best is not None else {},
             epochs=tuple(run.epochs) if run is not None else (),
             peaks=self._meter.peaks(),
-            failure=failure,
-            environment=_environment(self._request),
+            failure=None if failure is None else self._with_growth(outcome, failure),
+            environment=_environment(self._request, self._loaded),
             checkpoint=self._folder.checkpoint.name if self._folder.checkpoint.exists() else None,
-            warnings=tuple(run.warnings) if run is not None else (),
+            warnings=(*(run.warnings if run is not None else ()), *self._meter.warnings()),
+            growth_bytes=self._meter.growth_bytes(),
+            timeline=self._meter.timeline.to_json(),
         )
+
+    def _with_growth(self, outcome: Outcome, failure: Failure) -> Failure:
+        """Say of a trial that ran out of memory because each step left some behind that it did."""
+        growth_bytes = self._meter.growth_bytes()
+        if not growth_bytes or outcome not in (Outcome.OUT_OF_MEMORY, Outcome.HOST_OUT_OF_MEMORY):
+            return failure
+        grew = f"{failure.reason}: memory grew by {format_bytes(growth_bytes)} per training step"
+        return dataclasses.replace(failure, reason=grew)
 
     def _with_profile(self, result: TrialResult, workload: Workload) -> TrialResult:
         """Add the allocator's true peak, measured on a state made anew; never lose the result."""
@@ -167,8 +180,8 @@ class _Trial:
                 )
         except Exception as error:
             warnings = (*warnings, f"the allocator's peak could not be profiled: {error}")
-        peaks = Peaks(**{**result.peaks.to_json(), "allocated_bytes": allocated_bytes})
-        return TrialResult(**{**vars(result), "peaks": peaks, "warnings": warnings})
+        peaks = dataclasses.replace(result.peaks, allocated_bytes=allocated_bytes)
+        return dataclasses.replace(result, peaks=peaks, warnings=warnings)
 
 
 @contextlib.contextmanager
@@ -189,7 +202,7 @@ def _seed(seed: int) -> None:
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 
-def _environment(request: Request) -> dict[str, Any]:
+def _environment(request: Request, loaded: LoadedWorkload | None) -> dict[str, Any]:
     import torch
 
     cuda = torch.cuda.get_device_name() if request.device == "cuda" else None
@@ -197,6 +210,7 @@ def _environment(request: Request) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "tuner": tuner.__version__,
+        "workload_digest": None if loaded is None else loaded.digest,
         "device": request.device,
         "device_name": cuda,
         "threads": request.threads,

@@ -20,15 +20,17 @@ def measure() -> dict[str, Any]:
     """
     import torch
 
-    from tuner.measure.meters import open_meter, used_by_others
+    from tuner.measure import nvml
+    from tuner.measure.meters import open_meter, used_before, visible_device
     from tuner.warmup import warm_up
 
     device = torch.device("cuda", 0)
-    others_bytes = used_by_others(device)
+    before = used_before(device)
     warm_up(device)
-    peaks = open_meter(device, others_bytes).peaks()
+    peaks = open_meter(device, before, among_others=True).peaks()
     if peaks.baseline_bytes is None:
-        raise RuntimeError(f"NVML does not say what a process uses: {peaks.source}")
+        reason = nvml.device_use(visible_device()).source
+        raise RuntimeError(f"NVML does not say what a process uses: {reason}")
     return {
         "context_bytes": peaks.baseline_bytes,
         "total_bytes": torch.cuda.get_device_properties(device).total_memory,

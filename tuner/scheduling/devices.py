@@ -44,12 +44,17 @@ class Place:
     @property
     def key(self) -> str:
         """What the ledger knows the device by, the same for every driver: a UUID, or `cpu@HOST`."""
-        return self.visible_device or f"cpu@{socket.gethostname()}"
+        return self.visible_device or cpu_key(socket.gethostname())
 
     @property
     def default_budget_bytes(self) -> int:
         """The budget when none is given: what is free less 5 %."""
         return int(self.free_bytes * (1 - HEADROOM))
+
+
+def cpu_key(host: str) -> str:
+    """Return what the ledger knows a host's own memory by."""
+    return f"cpu@{host}"
 
 
 def choose_places(target: str | None) -> tuple[Place, ...]:
@@ -140,9 +145,8 @@ def present_target(name: str) -> Target:
     if target.index is None:
         return target
     devices = nvml.devices()
-    if target.index >= len(devices.found):
-        return target
-    return target_of(devices.found[target.index], devices.driver, name=target.name)
+    device = next((found for found in devices.found if found.index == target.index), None)
+    return target if device is None else target_of(device, devices.driver, name=target.name)
 
 
 def target_of(device: nvml.Device, driver: str | None, *, name: str) -> Target:
@@ -212,28 +216,43 @@ def _cpu_name() -> str:
     return match[1].strip() if match else "CPU"
 
 
-def available_host_bytes() -> int:
-    """Return what of this host's memory can be had now: caches count as free, a cgroup's limit holds."""
+def available_host_bytes(root: Path = Path("/")) -> int:
+    """Return what of this host's memory can be had now: caches count as free, a cgroup's limit holds.
+
+    Args:
+        root: Where `proc` and `sys` are.
+    """
     capacity = host_memory_bytes()
     try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        text = (root / "proc/meminfo").read_text(encoding="ascii")
     except OSError:
-        return capacity
+        text = ""
     match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     available = min(capacity, int(match[1]) * 1024) if match else capacity
-    taken = _taken_in_cgroup()
-    return available if taken is None else min(available, max(0, capacity - taken))
+    rooms = [_room_in_cgroup(folder) for folder in _cgroups(root)]
+    return min([available, *(room for room in rooms if room is not None)])
 
 
-def _taken_in_cgroup() -> int | None:
-    """Return what this cgroup holds without its reclaimable caches; None where there is no limit."""
-    folder = Path("/sys/fs/cgroup")
+def _cgroups(root: Path) -> list[Path]:
+    """Return this process's cgroup (version 2) and those above it, as far as they are visible."""
+    top = root / "sys/fs/cgroup"
     try:
-        if (folder / "memory.max").read_text(encoding="ascii").strip() == "max":
-            return None
+        text = (root / "proc/self/cgroup").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    match = re.search(r"^0::/(.*)$", text, re.MULTILINE)
+    inner = top / match[1] if match else top
+    return [inner, *(folder for folder in inner.parents if folder.is_relative_to(top))]
+
+
+def _room_in_cgroup(folder: Path) -> int | None:
+    """Return what a cgroup may still take, its reclaimable caches apart; None where it has no limit."""
+    try:
+        limit = (folder / "memory.max").read_text(encoding="ascii").strip()
         current = int((folder / "memory.current").read_text(encoding="ascii"))
         stat = (folder / "memory.stat").read_text(encoding="ascii")
     except (OSError, ValueError):
         return None
     match = re.search(r"^inactive_file (\d+)$", stat, re.MULTILINE)
-    return current - (int(match[1]) if match else 0)
+    taken = current - (int(match[1]) if match else 0)
+    return max(0, int(limit) - taken) if limit.isdigit() else None

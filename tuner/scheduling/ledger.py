@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tuner.measure import nvml
 from tuner.processes import process_memory
-from tuner.scheduling.devices import HEADROOM, Place, available_host_bytes
+from tuner.scheduling.devices import HEADROOM, Place, available_host_bytes, cpu_key
 from tuner.scheduling.packing import Decision, Room, Wish, decide
 from tuner.store.reservations import Book, Held, Reservations
 from tuner.units import GIB, format_bytes
@@ -30,13 +30,11 @@ class Admission:
         place: Where it may start, or which device it waits for.
         granted: Whether it may start.
         reason: What it waits for, a sentence; "" when granted.
-        used_bytes: What is used on that device now, by anybody; None when unknown.
     """
 
     place: Place
     granted: bool
     reason: str
-    used_bytes: int | None
 
 
 class Ledger:
@@ -59,9 +57,8 @@ class Ledger:
         self._places = {place.key: place for place in places}
         self._pool_bytes = pool_bytes
         self._host = socket.gethostname()
-        # Where NVML does not say whose memory it is: others hold at least what was used when
-        # nothing of ours ran.
-        self._used_idle: dict[str, int] = {}
+        # What others held when it could last be told apart from what our trials use.
+        self._others_seen: dict[str, int] = {}
 
     def admit(self, trial_id: int, driver_id: int, wish: Wish) -> Admission:
         """Set aside what a trial needs, or let it wait in the queue of a device.
@@ -69,10 +66,9 @@ class Ledger:
         Raises:
             LeaseLost: Others have given this driver up.
         """
-        used: dict[str, int | None] = {}
 
         def decision(book: Book) -> Decision:
-            rooms = [self._room(place, book.held, used) for place in self._places.values()]
+            rooms = [self._room(place, book.held) for place in self._places.values()]
             made = decide(wish, rooms, self._host_room(book.held), book.held, trial_id=trial_id)
             book.put(
                 trial_id,
@@ -86,21 +82,19 @@ class Ledger:
             return made
 
         made = self._reservations.decide(decision)
-        key = made.room.key
-        return Admission(self._places[key], made.granted, made.reason, used.get(key))
+        return Admission(self._places[made.room.key], made.granted, made.reason)
 
     def runs_as(self, trial_id: int, pid: int) -> None:
         """Note a trial's process, so that its use is not taken for somebody else's."""
         self._reservations.runs_as(trial_id, pid)
 
-    def _room(self, place: Place, held: Sequence[Held], used: dict[str, int | None]) -> Room:
+    def _room(self, place: Place, held: Sequence[Held]) -> Room:
         ours = [row for row in held if row.device == place.key and row.granted]
         if place.kind == "cpu":
-            used[place.key] = place.capacity_bytes - available_host_bytes()
-            free_bytes = available_host_bytes() + _resident_bytes(ours)
+            promised = [(row.pid, row.host_bytes) for row in held if row.granted and row.host == self._host]
+            free_bytes = available_host_bytes() + _resident_bytes(ours) - _unused_bytes(promised)
             return self._limited(place, free_bytes, others="", alone=False)
         memory = nvml.memory_of(place.key)
-        used[place.key] = memory.used_bytes
         others_bytes = self._others_bytes(place.key, memory, ours)
         others = f"; other processes use {format_bytes(others_bytes)}" if others_bytes else ""
         return self._limited(place, place.capacity_bytes - others_bytes, others=others, alone=True)
@@ -119,20 +113,28 @@ class Ledger:
         return Room(place.key, place.target, pool_bytes, alone_bytes, others)
 
     def _others_bytes(self, key: str, memory: nvml.DeviceMemory, ours: Sequence[Held]) -> int:
-        """Return what others use on a GPU, at least as far as can be known."""
+        """Return what others use on a GPU, as far as can be known.
+
+        Memory that a dead trial left behind is others', too. Of trials whose use is not known, all
+        that they may use is taken for theirs; so others hold what they were last seen with at least.
+        """
+        seen_bytes = self._others_seen.get(key, 0)
         if memory.used_bytes is None:
-            return 0
-        if memory.by_pid is not None:
-            own = sum(memory.by_pid.get(row.pid, 0) for row in ours if row.pid is not None)
-            return max(0, memory.used_bytes - own)
-        if not ours:
-            self._used_idle[key] = memory.used_bytes
-        reserved_bytes = sum(row.device_bytes for row in ours)
-        return max(self._used_idle.get(key, 0), memory.used_bytes - reserved_bytes)
+            return seen_bytes
+        listed = memory.by_pid or {}
+        known_bytes = sum(listed.get(row.pid, 0) for row in ours if row.pid is not None)
+        unknown = [row for row in ours if memory.by_pid is None or row.pid is None]
+        rest_bytes = max(0, memory.used_bytes - known_bytes)
+        if not unknown:
+            self._others_seen[key] = rest_bytes
+            return rest_bytes
+        return max(seen_bytes, rest_bytes - sum(row.device_bytes for row in unknown))
 
     def _host_room(self, held: Sequence[Held]) -> Room:
-        ours = [row for row in held if row.granted and row.host == self._host and row.host_bytes]
-        free_bytes = available_host_bytes() + _resident_bytes(ours)
+        granted = [row for row in held if row.granted and row.host == self._host]
+        promised = [(row.pid, row.device_bytes) for row in granted if row.device == cpu_key(self._host)]
+        free_bytes = available_host_bytes() - _unused_bytes(promised)
+        free_bytes += _resident_bytes([row for row in granted if row.host_bytes])
         return Room(self._host, "the host's memory", int(free_bytes * (1 - HEADROOM)), None)
 
 
@@ -140,3 +142,12 @@ def _resident_bytes(rows: Sequence[Held]) -> int:
     """Return what our trials' processes hold of the host's memory."""
     found = [process_memory(row.pid) for row in rows if row.pid is not None]
     return sum(memory.resident_bytes for memory in found if memory is not None)
+
+
+def _unused_bytes(promised: Sequence[tuple[int | None, int]]) -> int:
+    """Return what processes may still take of the host's memory, each given with its share."""
+    total_bytes = 0
+    for pid, share_bytes in promised:
+        memory = None if pid is None else process_memory(pid)
+        total_bytes += max(0, share_bytes - (0 if memory is None else memory.resident_bytes))
+    return total_bytes

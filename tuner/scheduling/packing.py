@@ -2,7 +2,8 @@
 
 * A trial goes to the device on which it leaves least (best fit), so that room for large ones stays.
 * Who waits longer comes first: behind a trial that waits for a device nobody is let onto it, so that
-  a large trial is not starved by small ones. The other devices stay open.
+  a large trial is not starved by small ones. The other devices stay open. The host's memory that it
+  waits for, or will need, is kept for it on all of them.
 * Alone on a device a trial may have all that others leave; the headroom is kept between trials.
 """
 
@@ -69,13 +70,13 @@ def decide(wish: Wish, rooms: Sequence[Room], host: Room, held: Sequence[Held], 
     """
     own_id = next((row.id for row in held if row.trial_id == trial_id), None)
     others = [row for row in held if row.trial_id != trial_id]
-    host_reason = _lacks(wish.host_bytes, host, [r.host_bytes for r in others if _on_host(r, host)])
+    running = [row for row in others if row.granted]
+    earlier = [row for row in others if not row.granted and (own_id is None or row.id < own_id)]
+    host_reason = _lacks_host(wish.host_bytes, host, running, earlier)
     found: list[tuple[int, Room]] = []
     waits: list[tuple[int, Room, str]] = []
     for room in rooms:
-        there = [row for row in others if row.device == room.key]
-        taken = [row.device_bytes for row in there if row.granted]
-        earlier = [row for row in there if not row.granted and (own_id is None or row.id < own_id)]
+        taken = [row.device_bytes for row in running if row.device == room.key]
         left_bytes = room.pool_bytes - sum(taken) - wish.device_bytes
         reason = host_reason or _lacks(wish.device_bytes, room, taken) or _behind(earlier, room)
         if reason:
@@ -88,15 +89,25 @@ def decide(wish: Wish, rooms: Sequence[Room], host: Room, held: Sequence[Held], 
     return Decision(room, granted=False, reason=reason)
 
 
-def _on_host(row: Held, host: Room) -> bool:
-    return row.granted and row.host == host.key
+def _lacks_host(wanted_bytes: int, host: Room, running: Sequence[Held], earlier: Sequence[Held]) -> str:
+    taken = _host_bytes(running, host)
+    kept_bytes = sum(_host_bytes(earlier, host))
+    reason = _lacks(wanted_bytes, host, taken)
+    if reason or not taken or not wanted_bytes:
+        return reason
+    if sum(taken) + kept_bytes + wanted_bytes <= host.pool_bytes:
+        return ""
+    return f"its turn on {host.name}: {format_bytes(kept_bytes)} are kept for who waits longer"
 
 
-def _lacks(wanted_bytes: int, room: Room, taken: Iterable[int]) -> str:
+def _host_bytes(rows: Iterable[Held], host: Room) -> list[int]:
+    return [row.host_bytes for row in rows if row.host == host.key and row.host_bytes]
+
+
+def _lacks(wanted_bytes: int, room: Room, taken: Sequence[int]) -> str:
     """Return why so much cannot be had, or "" when it can."""
     if wanted_bytes == 0:
         return ""
-    taken = list(taken)
     if not taken:
         if room.alone_bytes is None or wanted_bytes <= room.alone_bytes:
             return ""
@@ -105,14 +116,15 @@ def _lacks(wanted_bytes: int, room: Room, taken: Iterable[int]) -> str:
     free_bytes = room.pool_bytes - sum(taken)
     if wanted_bytes <= free_bytes:
         return ""
-    running = f"{len(taken)} trial{'s' if len(taken) > 1 else ''} there"
+    running = "1 trial there holds" if len(taken) == 1 else f"{len(taken)} trials there hold"
     return (
-        f"{format_bytes(wanted_bytes)} on {room.name}: {running} hold {format_bytes(sum(taken))} "
+        f"{format_bytes(wanted_bytes)} on {room.name}: {running} {format_bytes(sum(taken))} "
         f"of {format_bytes(room.pool_bytes)}{room.others}"
     )
 
 
 def _behind(earlier: Sequence[Held], room: Room) -> str:
-    if not earlier:
+    first = next((row for row in earlier if row.device == room.key), None)
+    if first is None:
         return ""
-    return f"its turn on {room.name}, behind one that needs {format_bytes(earlier[0].device_bytes)}"
+    return f"its turn on {room.name}, behind one that needs {format_bytes(first.device_bytes)}"

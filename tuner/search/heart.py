@@ -7,6 +7,7 @@ import threading
 
 from tuner.errors import LeaseLost, StoreError
 from tuner.search.session import Session
+from tuner.store.drivers import Drivers
 from tuner.store.engine import store_errors
 
 BEAT_SECONDS = 5.0
@@ -23,6 +24,7 @@ class Heart:
 
     def __init__(self, session: Session, seconds: float = BEAT_SECONDS) -> None:
         self._session, self._seconds = session, seconds
+        self._drivers = Drivers(session.engine)  # without patience: the next beat will do
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heart", daemon=True)
         self.stop_reason: str | None = None
@@ -47,8 +49,8 @@ class Heart:
         driver_id = session.driver_id
         try:
             with store_errors(session.plan.url):
-                self.stop_reason = session.drivers.beat(driver_id)
-                self.others_lost = bool(session.drivers.lost(session.study.id))
+                self.stop_reason = self._drivers.beat(driver_id)
+                self.others_lost = bool(self._drivers.lost(session.study.id))
         except LeaseLost:
             self.lease_lost = driver_id == session.driver_id  # else it has joined again meanwhile
         except StoreError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tuner.execution.failures import LOADER_WORKER
 from tuner.memory.calibration import Measured, Says
 from tuner.memory.targets import Target
 from tuner.records import Failure, Outcome, Peaks, Prediction, TrialResult
@@ -48,6 +49,8 @@ def measured_from(
     device, required = prediction.device, prediction.required
     if result.warnings or prediction.growth_bytes or context_bytes is None:
         return None
+    if result.failure is not None and result.failure.phase == LOADER_WORKER:
+        return None  # under the trial's cap, but in a process that no prediction is about
     if device is None or required is None or prediction.reserved_bytes is None:
         return None
     # Both centres have the same context and offset, and factors are close to 1.

@@ -34,6 +34,7 @@ from tuner.search.session import Session
 from tuner.search.tally import Tally
 from tuner.search.told import pruned, told_bytes
 from tuner.stand_in import require_plain
+from tuner.store.patience import why_transient
 from tuner.store.slots import Slot
 from tuner.units import format_seconds
 
@@ -135,11 +136,16 @@ class StudyLoop:
         slot = self._claim()
         if slot is None:
             return
-        trial = self._ask_in(slot)
-        params = self._suggest(trial, slot)
-        if params is None:
-            return
-        trial_id = self._add(trial, params, slot)
+        trial_id = None
+        try:
+            trial = self._ask_in(slot)
+            params = self._suggest(trial)
+            if params is None:
+                return
+            trial_id = self._add(trial, params, slot)
+        finally:
+            if trial_id is None:
+                self._session.slots.release(slot.id, self._session.driver_id)
         tracing = self._trace(params)
         audit = bool(trial.user_attrs.get(AUDIT, False))
         self._flights.append(Flight(trial.number, trial_id, params, audit, tracing))
@@ -164,14 +170,15 @@ class StudyLoop:
             return self._session.optuna.ask()
         return self._session.optuna.ask_again(slot.repeats, audit=slot.audit)
 
-    def _suggest(self, trial: optuna.Trial, slot: Slot) -> dict[str, Any] | None:
+    def _suggest(self, trial: optuna.Trial) -> dict[str, Any] | None:
         try:
-            params = self._session.plan.loaded.workload.suggest(trial)
+            params = self._session.outages(lambda: self._session.plan.loaded.workload.suggest(trial))
             require_plain(params)
             return params
         except Exception as error:
+            if why_transient(error) is not None:
+                raise
             self._tell(trial.number, TrialResult(Outcome.ERROR), None)
-            self._session.slots.release(slot.id)
             self._error = WorkloadError(f"suggest() fails: {type(error).__name__}: {error}")
             self._error.__cause__ = error
             return None
@@ -229,7 +236,6 @@ class StudyLoop:
             device=place.key,
             attempt=flight.attempt,
             waiting_seconds=time.monotonic() - flight.since,
-            used_before_bytes=admission.used_bytes,
         )
         assert flight.prediction is not None
         self._observer.launched(
@@ -357,7 +363,7 @@ class StudyLoop:
             self._stopper.stop(1, self._heart.stop_reason)
         if self._heart.others_lost:
             self._heart.others_lost = False
-            again = recover(self._session)
+            again = self._session.outages(lambda: recover(self._session))
             self._observer.note(f"another driver was lost; {again} of its trials will run again")
 
     def _start_over(self, error: LeaseLost) -> None:

@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tuner
 from tuner.errors import UsageError
 from tuner.memory.predictor import Predictor
 from tuner.processes import this_process
 from tuner.scheduling.devices import Place, check_budget, choose_places, joint_target, present_target
+from tuner.search.environment import driver_environment
 from tuner.search.optuna_study import OptunaStudy
 from tuner.settings import Setting
 from tuner.stand_in import check_memory_free, configuration
 from tuner.store import migrations
 from tuner.store.drivers import Drivers
 from tuner.store.engine import URL, Engine, open_engine, parse_url, store_errors
+from tuner.store.patience import patient
 from tuner.store.reader import Reader
 from tuner.store.reservations import Reservations
 from tuner.store.rows import NewStudy, StudyRecord
@@ -35,6 +37,7 @@ from tuner.store.writer import Writer
 from tuner.units import format_bytes, parse_bytes
 from tuner.workload import LoadedWorkload, load_workload
 
+Value = TypeVar("Value")
 _CPU_JOBS = 4  # trials at once on a CPU, when no number is given
 
 
@@ -75,6 +78,7 @@ class Session:
     """A study that this process drives, beside others perhaps.
 
     Attributes:
+        outages: How a database that is away is waited for.
         plan: What was asked for.
         study: The study as stored.
         driver_id: This process as a driver; another one after it was given up for lost.
@@ -99,6 +103,7 @@ class Session:
     predictor: Predictor
     seed_base: int
     environment: dict[str, Any]
+    outages: Outages
 
     def join_again(self) -> None:
         """Become a driver anew, after others have given this one up."""
@@ -179,9 +184,30 @@ def jobs_and_threads(
     return jobs, threads or max(1, cores // jobs)
 
 
+class Outages:
+    """Waits for a database that is away: the store's `Patience`.
+
+    Args:
+        should_give_up: Asked while waiting; True ends it.
+
+    Attributes:
+        on_wait: Told, a sentence each, that the database is away, and that it is back.
+    """
+
+    def __init__(self, should_give_up: Callable[[], bool] = lambda: False) -> None:
+        self._should_give_up = should_give_up
+        self.on_wait: Callable[[str], None] = lambda message: None
+
+    def __call__(self, call: Callable[[], Value], /) -> Value:
+        """Return what the call returns, once the database is there."""
+        return patient(call, on_wait=self.on_wait, should_give_up=self._should_give_up)
+
+
 @contextmanager
-def open_session(plan: Plan) -> Iterator[Session]:
+def open_session(plan: Plan, outages: Outages) -> Iterator[Session]:
     """Open the store, create or resume the study, and drive it while the body runs.
+
+    A database that cannot be reached at first is an error; one that goes away later is waited for.
 
     Raises:
         UsageError: The study exists with another workload, budget, target or objective.
@@ -195,13 +221,13 @@ def open_session(plan: Plan) -> Iterator[Session]:
         engine = open_engine(plan.url)
         closing.callback(engine.dispose)
         migrations.upgrade(engine)
-        writer, reader, drivers = Writer(engine), Reader(engine), Drivers(engine)
+        writer, reader, drivers = Writer(engine, outages), Reader(engine, outages), Drivers(engine, outages)
         study_id = writer.create_study(_new_study(plan, context_bytes))
         study = reader.study(plan.name)
         _check_same(plan, study)  # again: another driver may have created it, and its database is current
-        environment: dict[str, Any] = {}
+        environment = driver_environment(plan)
         driver_id = drivers.join(study_id, this_process(), environment)
-        optuna_study = closing.enter_context(contextlib.closing(_optuna_study(plan, study)))
+        optuna_study = closing.enter_context(contextlib.closing(_optuna_study(plan, study, outages)))
         session = Session(
             plan=plan,
             study=study,
@@ -211,11 +237,12 @@ def open_session(plan: Plan) -> Iterator[Session]:
             reader=reader,
             optuna=optuna_study,
             drivers=drivers,
-            slots=Slots(engine),
-            reservations=Reservations(engine),
+            slots=Slots(engine, outages),
+            reservations=Reservations(engine, outages),
             predictor=predictor,
             seed_base=study.seed if study.seed is not None else random.SystemRandom().getrandbits(31),
             environment=environment,
+            outages=outages,
         )
         reason = "failed"
         try:
@@ -225,7 +252,7 @@ def open_session(plan: Plan) -> Iterator[Session]:
             drivers.leave(session.driver_id, reason)
 
 
-def _optuna_study(plan: Plan, study: StudyRecord) -> OptunaStudy:
+def _optuna_study(plan: Plan, study: StudyRecord, outages: Outages) -> OptunaStudy:
     return OptunaStudy(
         plan.url,
         study.name,
@@ -233,6 +260,7 @@ def _optuna_study(plan: Plan, study: StudyRecord) -> OptunaStudy:
         single=study.single,
         seed=study.seed,
         parallel=plan.jobs > 1,
+        patience=outages,
     )
 
 

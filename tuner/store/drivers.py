@@ -12,7 +12,7 @@ import dataclasses
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, delete, func, insert, select, update
 
 from tuner.errors import LeaseLost
 from tuner.processes import is_alive
@@ -62,6 +62,8 @@ class Drivers(Transactional):
     @transaction
     def leave(self, connection: Connection, driver_id: int, reason: str) -> None:
         """Stop being a driver, and let go of what is still held; of no effect on one that has ended."""
+        # First of all: a claim that is under way is waited for, so that it leaves nothing behind.
+        connection.execute(_locked(driver_id))
         for table in (schema.slot, schema.reservation):
             connection.execute(delete(table).where(table.c.driver_id == driver_id))
         connection.execute(
@@ -98,10 +100,15 @@ def require_living(connection: Connection, driver_id: int) -> None:
     Raises:
         LeaseLost: Others have given it up.
     """
-    ended_at = select(schema.driver.c.ended_at).where(schema.driver.c.id == driver_id)
-    row = connection.execute(ended_at.with_for_update()).one_or_none()
+    row = connection.execute(_locked(driver_id)).one_or_none()
     if row is None or row.ended_at is not None:
         raise LeaseLost("this driver was given up for lost by another one")
+
+
+def _locked(driver_id: int) -> Select[Any]:
+    """Select when a driver ended, and hold its row; rows that refer to it may still be added."""
+    ended_at = select(schema.driver.c.ended_at).where(schema.driver.c.id == driver_id)
+    return ended_at.with_for_update(key_share=True)
 
 
 def is_lost(driver: DriverRecord, now: datetime) -> bool:

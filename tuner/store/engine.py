@@ -22,6 +22,7 @@ from tuner.errors import StoreError, UsageError
 
 DEFAULT_URL = "sqlite:///tuner.db"
 BUSY_TIMEOUT_SECONDS = 30
+READS_ONLY = "tuner_reads_only"  # execution option: the transaction takes no lock for writing
 _URL_HINT = "a storage URL looks like sqlite:///tuner.db or postgresql://user:password@host/database"
 _SHORTEST_SECRET = 3  # a query value such as connect_timeout=1 would only garble a message
 _DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
@@ -86,11 +87,12 @@ def open_engine(url: URL, *, read_only: bool = False, busy_timeout_seconds: floa
     engine = create_engine(
         URL.create("sqlite", database=target, query={"uri": "true"}),
         connect_args={"timeout": timeout_seconds, "check_same_thread": False},
+        execution_options={READS_ONLY: read_only},
     )
 
     event.listen(engine, "connect", _prepare_reading if read_only else _prepare_writing)
     event.listen(engine, "connect", _enforce_foreign_keys)
-    event.listen(engine, "begin", _begin if read_only else _begin_immediate)
+    event.listen(engine, "begin", _begin)
     return engine
 
 
@@ -126,11 +128,8 @@ def _enforce_foreign_keys(connection: Any, record: Any) -> None:
 
 
 def _begin(connection: Any) -> None:
-    connection.exec_driver_sql("BEGIN")
-
-
-def _begin_immediate(connection: Any) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    reads_only = connection.get_execution_options().get(READS_ONLY)
+    connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
 
 
 def _begin_to_write(

@@ -7,36 +7,35 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Engine, Row, func, select, text
+from sqlalchemy import Connection, Row, func, select, text
 
 from tuner.errors import UsageError
 from tuner.records import Prediction
 from tuner.store import schema
 from tuner.store.drivers import driver_of, living_drivers
 from tuner.store.rows import DriverRecord, MetricRecord, StudyRecord, TrialRecord, from_storable
-from tuner.store.transactions import in_utc
+from tuner.store.transactions import Transactional, in_utc, snapshot
 
-_TRIAL_FIELDS = [f.name for f in dataclasses.fields(TrialRecord) if f.name != "prediction"]
+_OF_ONE_TRIAL = ("prediction", "timeline", "late_result")  # too large to be read for every trial of a study
+_TRIAL_FIELDS = [f.name for f in dataclasses.fields(TrialRecord) if f.name not in _OF_ONE_TRIAL]
+_METRIC_FIELDS = [f.name for f in dataclasses.fields(MetricRecord)]
 _STUDY_FIELDS = [f.name for f in dataclasses.fields(StudyRecord)]
 
 
-class Reader:
+class Reader(Transactional):
     """Reads studies, trials and metrics."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def studies(self) -> list[StudyRecord]:
+    @snapshot
+    def studies(self, connection: Connection) -> list[StudyRecord]:
         """Return all studies, newest first."""
-        with self._engine.connect() as connection:
-            rows = connection.execute(select(schema.study).order_by(schema.study.c.id.desc()))
-            return [_study(row) for row in rows]
+        rows = connection.execute(select(schema.study).order_by(schema.study.c.id.desc()))
+        return [_study(row) for row in rows]
 
-    def find_study(self, name: str) -> StudyRecord | None:
+    @snapshot
+    def find_study(self, connection: Connection, name: str) -> StudyRecord | None:
         """Return the study of that name, or None."""
-        with self._engine.connect() as connection:
-            row = connection.execute(select(schema.study).where(schema.study.c.name == name)).one_or_none()
-            return None if row is None else _study(row)
+        row = connection.execute(select(schema.study).where(schema.study.c.name == name)).one_or_none()
+        return None if row is None else _study(row)
 
     def study(self, name: str) -> StudyRecord:
         """Return the study of that name.
@@ -51,18 +50,21 @@ class Reader:
             raise UsageError(f"there is no study '{name[:80]}'", hint=f"known studies: {known or 'none'}")
         return found
 
-    def trials(self, study_id: int, outcomes: Sequence[str] = ()) -> list[TrialRecord]:
-        """Return a study's trials by number, without their whole predictions."""
+    @snapshot
+    def trials(
+        self, connection: Connection, study_id: int, outcomes: Sequence[str] = ()
+    ) -> list[TrialRecord]:
+        """Return a study's trials by number, without their whole predictions and their timelines."""
         columns = [schema.trial.c[name] for name in _TRIAL_FIELDS]
         query = select(*columns).where(schema.trial.c.study_id == study_id).order_by(schema.trial.c.number)
         if outcomes:
             shown = func.coalesce(schema.trial.c.outcome, "running")
             query = query.where(shown.in_(outcomes))
-        with self._engine.connect() as connection:
-            return [_trial(row) for row in connection.execute(query)]
+        return [_trial(row) for row in connection.execute(query)]
 
-    def trial(self, study_id: int, number: int) -> TrialRecord:
-        """Return one trial with its whole prediction.
+    @snapshot
+    def trial(self, connection: Connection, study_id: int, number: int) -> TrialRecord:
+        """Return one trial with its whole prediction, its timeline and a result that came too late.
 
         Raises:
             UsageError: The study has no trial of that number.
@@ -70,45 +72,44 @@ class Reader:
         query = select(schema.trial).where(
             schema.trial.c.study_id == study_id, schema.trial.c.number == number
         )
-        with self._engine.connect() as connection:
-            row = connection.execute(query).one_or_none()
+        row = connection.execute(query).one_or_none()
         if row is None:
             raise UsageError(f"the study has no trial {number}")
         prediction = None if row.prediction is None else Prediction.from_json(row.prediction)
-        return dataclasses.replace(_trial(row), prediction=prediction)
+        return dataclasses.replace(
+            _trial(row), prediction=prediction, timeline=row.timeline, late_result=row.late_result
+        )
 
-    def metrics(self, trial_id: int) -> list[MetricRecord]:
+    @snapshot
+    def metrics(self, connection: Connection, trial_id: int) -> list[MetricRecord]:
         """Return a trial's metrics per epoch, in order."""
         query = (
             select(schema.metric)
             .where(schema.metric.c.trial_id == trial_id)
             .order_by(schema.metric.c.epoch, schema.metric.c.name)
         )
-        with self._engine.connect() as connection:
-            return [
-                MetricRecord(row.epoch, row.name, row.value, row.seconds, row.peak_bytes)
-                for row in connection.execute(query)
-            ]
+        return [
+            MetricRecord(**{name: getattr(row, name) for name in _METRIC_FIELDS})
+            for row in connection.execute(query)
+        ]
 
-    def driver(self, driver_id: int) -> DriverRecord | None:
+    @snapshot
+    def driver(self, connection: Connection, driver_id: int) -> DriverRecord | None:
         """Return the driver of that id, or None."""
-        with self._engine.connect() as connection:
-            row = connection.execute(
-                select(schema.driver).where(schema.driver.c.id == driver_id)
-            ).one_or_none()
-            return None if row is None else driver_of(row)
+        row = connection.execute(select(schema.driver).where(schema.driver.c.id == driver_id)).one_or_none()
+        return None if row is None else driver_of(row)
 
-    def living_drivers(self, study_id: int) -> list[DriverRecord]:
+    @snapshot
+    def living_drivers(self, connection: Connection, study_id: int) -> list[DriverRecord]:
         """Return the study's drivers that are at work."""
-        with self._engine.connect() as connection:
-            return living_drivers(connection, study_id)
+        return living_drivers(connection, study_id)
 
-    def outcomes(self, study_id: int) -> dict[str, int]:
+    @snapshot
+    def outcomes(self, connection: Connection, study_id: int) -> dict[str, int]:
         """Return how many trials there are of each outcome, `running` included."""
         outcome = func.coalesce(schema.trial.c.outcome, "running")
         query = select(outcome, func.count()).where(schema.trial.c.study_id == study_id).group_by(outcome)
-        with self._engine.connect() as connection:
-            return {row[0]: row[1] for row in connection.execute(query)}
+        return {row[0]: row[1] for row in connection.execute(query)}
 
     def front(self, study_id: int, budget_bytes: int | None = None) -> list[TrialRecord]:
         """Return the Pareto front of metric against peak memory, smallest peak first.
@@ -123,14 +124,14 @@ class Reader:
         known = {trial.number: trial for trial in self.trials(study_id, ["completed"])}
         return [known[number] for number in numbers if number in known]
 
-    def _front_numbers(self, study_id: int, budget_bytes: int | None) -> list[int]:
+    @snapshot
+    def _front_numbers(self, connection: Connection, study_id: int, budget_bytes: int | None) -> list[int]:
         # A smaller budget only cuts the front: points below it are not dominated by larger ones.
         query = (
             "SELECT number, peak_bytes FROM tuner_pareto WHERE study_id = :study ORDER BY peak_bytes, number"
         )
-        with self._engine.connect() as connection:
-            rows = connection.execute(text(query), {"study": study_id})
-            return [row.number for row in rows if budget_bytes is None or row.peak_bytes <= budget_bytes]
+        rows = connection.execute(text(query), {"study": study_id})
+        return [row.number for row in rows if budget_bytes is None or row.peak_bytes <= budget_bytes]
 
 
 def _study(row: Row[Any]) -> StudyRecord:

@@ -116,12 +116,12 @@ class Reservations(Transactional):
 
 def _held(connection: Connection) -> list[Held]:
     now = database_now(connection)
+    rows = connection.execute(select(schema.reservation).order_by(schema.reservation.c.id)).all()
     owners = select(schema.driver).where(
-        schema.driver.c.id.in_(select(schema.reservation.c.driver_id)), schema.driver.c.ended_at.is_(None)
+        schema.driver.c.id.in_({row.driver_id for row in rows}), schema.driver.c.ended_at.is_(None)
     )
     drivers = [driver_of(row) for row in connection.execute(owners)]
     living = {driver.id for driver in drivers if not is_lost(driver, now)}
-    rows = connection.execute(select(schema.reservation).order_by(schema.reservation.c.id))
     return [
         Held(
             id=row.id,

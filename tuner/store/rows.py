@@ -87,6 +87,9 @@ class TrialRecord(Record):
     reserved_bytes: int | None
     baseline_bytes: int | None
     host_peak_bytes: int | None
+    used_before_bytes: int | None
+    device_wide_bytes: int | None
+    growth_bytes: int | None
     phases: dict[str, int]
     metrics: dict[str, float]
     reason: str | None
@@ -103,6 +106,8 @@ class TrialRecord(Record):
     prediction_seconds: float | None
     driver_id: int | None
     prediction: Prediction | None = None
+    timeline: dict[str, Any] | None = None
+    late_result: dict[str, Any] | None = None
 
     @property
     def is_running(self) -> bool:
@@ -119,6 +124,9 @@ class MetricRecord(Record):
     value: float | None
     seconds: float | None
     peak_bytes: int | None
+    epoch_peak_bytes: int | None = None
+    epoch_allocated_bytes: int | None = None
+    epoch_reserved_bytes: int | None = None
 
 
 _NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, delete, func, insert, select
 
 from tuner.records import Outcome
 from tuner.store import schema
-from tuner.store.drivers import require_living
+from tuner.store.drivers import living_drivers, require_living
 from tuner.store.transactions import Transactional, transaction
 
 _FINAL = [outcome.value for outcome in Outcome if outcome.launched and outcome.final]
@@ -62,7 +62,7 @@ class Slots(Transactional):
         Raises:
             LeaseLost: Others have given this driver up.
         """
-        connection.execute(select(schema.study.c.id).where(schema.study.c.id == study_id).with_for_update())
+        _lock(connection, study_id)
         require_living(connection, driver_id)
         known = connection.execute(select(schema.slot).where(schema.slot.c.token == token)).one_or_none()
         if known is not None:
@@ -82,7 +82,7 @@ class Slots(Transactional):
         Raises:
             LeaseLost: Others have given this driver up.
         """
-        connection.execute(select(schema.study.c.id).where(schema.study.c.id == study_id).with_for_update())
+        _lock(connection, study_id)
         require_living(connection, driver_id)
         slot, trial = schema.slot.c, schema.trial.c
         taken = connection.execute(
@@ -104,9 +104,14 @@ class Slots(Transactional):
         return _inserted(connection, study_id, driver_id, token=token, repeats=number, audit=True)
 
     @transaction
-    def release(self, connection: Connection, slot_id: int) -> None:
-        """Give a slot back for which no trial was asked."""
-        connection.execute(delete(schema.slot).where(schema.slot.c.id == slot_id))
+    def release(self, connection: Connection, slot_id: int, driver_id: int) -> None:
+        """Give back a slot of this driver for which no trial was asked.
+
+        After the driver was given up, the id may be that of another one's slot: SQLite uses ids again.
+        """
+        slot = schema.slot.c
+        ours = (slot.id == slot_id) & (slot.driver_id == driver_id) & slot.trial_id.is_(None)
+        connection.execute(delete(schema.slot).where(ours))
 
     @transaction
     def claims(self, connection: Connection, study_id: int) -> Claims:
@@ -115,23 +120,28 @@ class Slots(Transactional):
 
     @transaction
     def asking(self, connection: Connection, study_id: int) -> bool:
-        """Whether any driver is between its claim and its trial's row."""
+        """Whether any living driver is between its claim and its trial's row."""
         slot = schema.slot.c
-        query = select(func.count()).where(slot.study_id == study_id, slot.trial_id.is_(None))
-        return bool(connection.execute(query).scalar_one())
+        query = select(slot.driver_id).where(slot.study_id == study_id, slot.trial_id.is_(None))
+        living = {driver.id for driver in living_drivers(connection, study_id)}
+        return not living.isdisjoint(connection.execute(query).scalars())
+
+
+def _lock(connection: Connection, study_id: int) -> None:
+    """Let one claim at a time go on; rows that refer to the study may still be added."""
+    study = schema.study.c
+    connection.execute(select(study.id).where(study.id == study_id).with_for_update(key_share=True))
 
 
 def _claims(connection: Connection, study_id: int) -> Claims:
+    """Count both in one statement, hence at one moment: results are recorded meanwhile."""
     trial, slot = schema.trial.c, schema.slot.c
-    launched = connection.execute(
-        select(func.count()).where(
-            trial.study_id == study_id, trial.audit.is_(False), trial.outcome.in_(_FINAL)
-        )
-    ).scalar_one()
-    taken = connection.execute(
-        select(func.count()).where(slot.study_id == study_id, slot.audit.is_(False))
-    ).scalar_one()
-    return Claims(launched, taken)
+    launched = select(func.count()).where(
+        trial.study_id == study_id, trial.audit.is_(False), trial.outcome.in_(_FINAL)
+    )
+    taken = select(func.count()).where(slot.study_id == study_id, slot.audit.is_(False))
+    row = connection.execute(select(launched.scalar_subquery(), taken.scalar_subquery())).one()
+    return Claims(*row)
 
 
 def _oldest_interrupted(connection: Connection, study_id: int) -> int | None:

@@ -9,6 +9,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, func, select
 
+from tuner.store.engine import READS_ONLY
+
 Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
 
@@ -48,6 +50,22 @@ def transaction(
     def run(self: Self, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
         def once() -> Value:
             with self._engine.begin() as connection:
+                return method(self, connection, *args, **kwargs)
+
+        return self._patience(once)
+
+    functools.update_wrapper(run, method)
+    return run
+
+
+def snapshot(
+    method: Callable[Concatenate[Self, Connection, Arguments], Value],
+) -> Callable[Concatenate[Self, Arguments], Value]:
+    """Make a method that takes a connection one that brings its own, to read all at one moment."""
+
+    def run(self: Self, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
+        def once() -> Value:
+            with self._engine.connect().execution_options(**{READS_ONLY: True}) as connection:
                 return method(self, connection, *args, **kwargs)
 
         return self._patience(once)

@@ -12,7 +12,7 @@ import math
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete, insert, select, update
+from sqlalchemy import Connection, Table, delete, insert, null, select, update
 from sqlalchemy.exc import IntegrityError
 
 from tuner.errors import LeaseLost, StoreError
@@ -110,7 +110,6 @@ class Writer(Transactional):
         device: str | None = None,
         attempt: int = 1,
         waiting_seconds: float | None = None,
-        used_before_bytes: int | None = None,
     ) -> None:
         """Note that a trial is about to be launched: the write-ahead of its result.
 
@@ -125,7 +124,6 @@ class Writer(Transactional):
             device=device,
             attempt=attempt,
             waiting_seconds=waiting_seconds,
-            used_before_bytes=used_before_bytes,
             started_at=_now(),
         )
 
@@ -157,14 +155,18 @@ class Writer(Transactional):
             .where(schema.trial.c.id == trial_id, schema.trial.c.outcome.is_(None))
             .values(
                 outcome=result.outcome,
-                value=None if result.value is None or math.isnan(result.value) else result.value,
+                value=_value(result),
                 peak_bytes=peaks.device_bytes,
                 peak_source=peaks.source,
                 allocated_bytes=peaks.allocated_bytes,
                 reserved_bytes=peaks.reserved_bytes,
                 baseline_bytes=peaks.baseline_bytes,
                 host_peak_bytes=result.host_peak_bytes,
+                used_before_bytes=peaks.used_before_bytes,
+                device_wide_bytes=peaks.device_wide_bytes,
+                growth_bytes=result.growth_bytes,
                 phases=to_storable(peaks.phases),
+                timeline=null() if result.timeline is None else result.timeline,
                 metrics=to_storable(result.metrics),
                 reason=None if failure is None else storable_text(failure.reason),
                 failure=None if failure is None else to_storable(failure.to_json()),
@@ -202,12 +204,18 @@ def _let_go(connection: Connection, trial_id: int, table: Table) -> None:
     connection.execute(delete(table).where(table.c.trial_id == trial_id))
 
 
+def _value(result: TrialResult) -> float | None:
+    """Return the objective's value as its column holds it: no NaN, a plain number."""
+    value = None if result.value is None else float(result.value)
+    return None if value is None or math.isnan(value) else value
+
+
 def _keep_late(connection: Connection, trial_id: int, result: TrialResult) -> bool:
     """Keep a result beside the one that is there, unless it is the same."""
     row = connection.execute(
         select(schema.trial.c.outcome, schema.trial.c.value).where(schema.trial.c.id == trial_id)
     ).one_or_none()
-    if row is None or (row.outcome, row.value) == (result.outcome.value, result.value):
+    if row is None or (row.outcome, row.value) == (result.outcome.value, _value(result)):
         return row is not None
     connection.execute(
         update(schema.trial)
@@ -226,6 +234,9 @@ def _add_metrics(connection: Connection, trial_id: int, result: TrialResult) -> 
             "value": None if math.isnan(value) else value,
             "seconds": epoch.seconds,
             "peak_bytes": epoch.peak_bytes,
+            "epoch_peak_bytes": epoch.epoch_peak_bytes,
+            "epoch_allocated_bytes": epoch.epoch_allocated_bytes,
+            "epoch_reserved_bytes": epoch.epoch_reserved_bytes,
         }
         for epoch in result.epochs
         for name, value in epoch.metrics.items()
