@@ -94,6 +94,7 @@ def test_json_holds_all_of_it(study: Folder) -> None:
     assert driver["settings"]["trials"] == {"value": 3, "origin": "flag"}
     assert fields["prediction"]["verdict"] == "launch"
     assert [epoch["epoch"] for epoch in fields["epochs"]] == [1, 1, 2, 2]
+    assert fields["timeline"]["points"]
 
 
 def test_earlier_attempts_and_failures_are_told(study: Folder, tmp_path: Path) -> None:
@@ -102,13 +103,17 @@ def test_earlier_attempts_and_failures_are_told(study: Folder, tmp_path: Path) -
     attempts = [{"reservation_bytes": 400 << 20, "outcome": "out_of_memory", "failure": evidence}]
     failure = {"reason": "too much", "requested_bytes": 9 << 30, "phase": "train", "traceback": "Trace:\n  x"}
     folder.sql(
-        "UPDATE tuner_trial SET attempt = 2, attempts = ?, failure = ?, waiting_seconds = 75",
+        "UPDATE tuner_trial SET attempt = 2, attempts = ?, failure = ?, waiting_seconds = 75,"
+        " growth_bytes = 4096, late_result = '{\"outcome\": \"completed\"}'",
         json.dumps(attempts), json.dumps(failure),
     )  # fmt: skip
     done = folder.tuner("show", "tiny", "0")
     page = sections(done.stdout)
     assert page["earlier attempts"] == {"1": "out_of_memory under 400.0 MiB: asked for 9 GiB"}
     assert page["failed request"] == {"requested": "9.00 GiB", "phase": "train"}
+    assert page["memory"]["growth"] == "4.0 KiB per training step"
+    late = "completed, which came after the trial had been given up"
+    assert page["trial 0 of study 'tiny'"]["late result"] == late
     assert (page["run"]["attempt"], page["run"]["waited"]) == ("2", "1 min 15 s")
     assert done.stdout.endswith("\ntraceback\nTrace:\n  x\n")
 

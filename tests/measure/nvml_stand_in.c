@@ -196,6 +196,12 @@ int nvmlDeviceGetComputeRunningProcesses_v3(device_t *device, unsigned *count, p
     return listed(getenv("NVML_STAND_IN_PROCESSES"), count, processes);
 }
 
+int nvmlDeviceGetComputeRunningProcesses_v2(device_t *device, unsigned *count, process_t *processes) {
+    ANSWER;
+    (void)device;
+    return listed(getenv("NVML_STAND_IN_PROCESSES"), count, processes);
+}
+
 int nvmlDeviceGetGraphicsRunningProcesses_v3(device_t *device, unsigned *count, process_t *processes) {
     ANSWER;
     (void)device;

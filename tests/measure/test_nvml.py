@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pynvml
@@ -15,7 +14,6 @@ from tuner.measure.nvml import Devices, Use
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MIB = 1 << 20
 CODES = sorted(pynvml.NVMLError._valClassMapping)
 
 
@@ -95,68 +93,3 @@ def test_a_driver_that_goes_away_after_the_start_does_not_raise(monkeypatch: pyt
     assert nvml.devices().found == ()
     assert is_one_sentence(nvml.devices().problem)
     assert nvml.process_use("0", 1).bytes is None
-
-
-@pytest.fixture
-def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU of 40 GiB of which 1012 MiB are used; its processes are each test's to say."""
-    gib = 1 << 30
-    answers = {
-        "nvmlInit": lambda: None,
-        "nvmlShutdown": lambda: None,
-        "nvmlSystemGetDriverVersion": lambda: "550.54.15",
-        "nvmlDeviceGetCount": lambda: 1,
-        "nvmlDeviceGetHandleByIndex": lambda index: f"handle {index}",
-        "nvmlDeviceGetHandleByUUID": lambda uuid: f"handle {uuid}",
-        "nvmlDeviceGetUUID": lambda handle: "GPU-c0ffee",
-        "nvmlDeviceGetName": lambda handle: "NVIDIA A100-SXM4-40GB",
-        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(
-            total=40 * gib, free=40 * gib - 1012 * MIB, used=1012 * MIB
-        ),
-    }
-    for name, answer in answers.items():
-        assert callable(getattr(pynvml, name))  # the fake is of functions that exist
-        monkeypatch.setattr(pynvml, name, answer)
-
-
-def process(pid: int, used_bytes: int | None) -> SimpleNamespace:
-    return SimpleNamespace(pid=pid, usedGpuMemory=used_bytes)
-
-
-@pytest.mark.usefixtures("one_gpu")
-def test_a_gpu_is_described_as_nvml_describes_it() -> None:
-    found = nvml.devices()
-
-    assert (found.problem, found.driver) == (None, "550.54.15")
-    (device,) = found.found
-    assert (device.index, device.uuid, device.name) == (0, "GPU-c0ffee", "NVIDIA A100-SXM4-40GB")
-    assert device.total_bytes - device.free_bytes == 1012 * MIB
-
-
-@pytest.mark.usefixtures("one_gpu")
-@pytest.mark.parametrize(
-    ("processes", "expected"),
-    [
-        ([process(7, 600 * MIB), process(8, 412 * MIB)], Use(600 * MIB, "nvml, this process")),
-        ([process(7, None)], Use(1012 * MIB, "nvml, device-wide")),  # WSL
-        ([], Use(1012 * MIB, "nvml, device-wide")),  # a container sees no process
-        ([process(4711, 600 * MIB)], Use(1012 * MIB, "nvml, device-wide")),  # a pid of the host
-    ],
-    ids=["ours", "not available", "no process", "another namespace"],
-)
-def test_the_use_of_a_process_or_what_can_be_known_instead(
-    processes: list[SimpleNamespace], expected: Use, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: processes)
-
-    assert nvml.process_use("GPU-c0ffee", 7) == expected
-
-
-@pytest.mark.usefixtures("one_gpu")
-@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_NOT_SUPPORTED])
-def test_a_driver_that_lists_no_processes_still_knows_the_device(
-    code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", raising(code))
-
-    assert nvml.process_use("0", 7) == Use(1012 * MIB, "nvml, device-wide")

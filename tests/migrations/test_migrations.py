@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import optuna
 import pytest
@@ -16,15 +15,13 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.util import CommandError
-from sqlalchemy import URL, Engine, inspect, text
+from sqlalchemy import URL
 
+from tests.migrations.databases import contents, opened, sql, upgraded
 from tuner.errors import SchemaError, StoreError
 from tuner.store import migrations
 from tuner.store.engine import open_engine, parse_url, store_errors
 from tuner.store.schema import VERSION_TABLE, VIEWS, metadata
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "alembic"
 OURS = {*metadata.tables, VERSION_TABLE}
@@ -40,42 +37,6 @@ with store_errors(url):
     print(migrations.upgrade(engine))
     engine.dispose()
 """
-
-
-@contextmanager
-def opened(storage: str) -> Iterator[Engine]:
-    engine = open_engine(parse_url(storage))
-    try:
-        yield engine
-    finally:
-        engine.dispose()
-
-
-def upgraded(storage: str) -> bool:
-    with opened(storage) as engine:
-        return migrations.upgrade(engine)
-
-
-def sql(storage: str, *statements: str) -> list[tuple[Any, ...]]:
-    """Run statements past our own code; return the last one's rows, if it has any."""
-    rows: list[tuple[Any, ...]] = []
-    with opened(storage) as engine, engine.begin() as connection:
-        for statement in statements:
-            result = connection.execute(text(statement))
-            rows = [tuple(row) for row in result] if result.returns_rows else []
-    return rows
-
-
-def contents(storage: str) -> dict[str, object]:
-    """Everything in a database: tables with their columns and rows, views with their text."""
-    with opened(storage) as engine, engine.connect() as connection:
-        seen = inspect(connection)
-        found: dict[str, object] = {name: seen.get_view_definition(name) for name in seen.get_view_names()}
-        for name in seen.get_table_names():
-            rows = sorted(map(str, connection.execute(text(f'SELECT * FROM "{name}"'))))
-            columns = [(column["name"], str(column["type"])) for column in seen.get_columns(name)]
-            found[name] = (columns, seen.get_indexes(name), seen.get_foreign_keys(name), rows)
-    return found
 
 
 def new_optuna_study(storage: str, name: str) -> str:

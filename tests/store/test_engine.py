@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from tuner.errors import SchemaError, StoreError, UsageError
 from tuner.store import migrations
+from tuner.store.drivers import Drivers
 from tuner.store.engine import describe_url, open_engine, parse_url, store_errors
 from tuner.store.opening import open_existing, reading, writing
 from tuner.store.writer import Writer
@@ -220,7 +221,7 @@ def test_a_read_only_engine_cannot_write(store: Store) -> None:
     for write in (
         lambda: Writer(engine).delete_study(study_id),
         lambda: Writer(engine).create_study(store.new_study("another")),
-        lambda: Writer(engine).request_stop(study_id, "now"),
+        lambda: Drivers(engine).request_stop(study_id, "now"),
     ):
         with pytest.raises(StoreError, match=READ_ONLY), store_errors(store.url):
             write()

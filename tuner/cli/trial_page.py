@@ -18,14 +18,6 @@ if TYPE_CHECKING:
 
 _WIDTH = 80
 _TITLE_WIDTH = 20
-# What is measured beside the peak; not every device, and not every version, knows all of it.
-_MEASURED = {
-    "reserved_bytes": "reserved",
-    "baseline_bytes": "baseline",
-    "used_before_bytes": "used before, by all",
-    "device_wide_bytes": "peak use, by all",
-    "host_peak_bytes": "host peak",
-}
 _Rows = Iterable[tuple[str, str | None]]
 
 
@@ -70,9 +62,9 @@ def _outcome(study: StudyRecord, trial: TrialRecord) -> _Rows:
     yield "repeats", None if trial.repeats is None else f"the params of trial {trial.repeats}"
     for warning in trial.warnings:
         yield "warning", warning
-    late = vars(trial).get("late_result")
-    if late is not None:
-        yield "late result", f"{late.get('outcome', 'one')} came after the trial had been given up"
+    if trial.late_result is not None:
+        late = trial.late_result.get("outcome", "one")
+        yield "late result", f"{late}, which came after the trial had been given up"
 
 
 def _memory(study: StudyRecord, trial: TrialRecord) -> _Rows:
@@ -97,12 +89,20 @@ def _memory(study: StudyRecord, trial: TrialRecord) -> _Rows:
         yield f"  in {phase}", format_bytes(size_bytes)
     measured = f"{format_bytes(trial.allocated_bytes)}, " if trial.allocated_bytes is not None else ""
     yield "allocated", f"{measured}{format_bytes(trial.predicted_allocated_bytes)} predicted"
-    for field, title in _MEASURED.items():
-        found_bytes: int | None = vars(trial).get(field)
-        yield title, None if found_bytes is None else format_bytes(found_bytes)
-    growth_bytes = vars(trial).get("growth_bytes")
-    if growth_bytes is not None:
-        yield "growth", f"{format_bytes(growth_bytes)} per training step"
+    for title, known_bytes in (
+        ("reserved", trial.reserved_bytes),
+        ("baseline", trial.baseline_bytes),
+        ("used before, by all", trial.used_before_bytes),
+        ("peak use, by all", trial.device_wide_bytes),
+        ("host peak", trial.host_peak_bytes),
+    ):
+        yield title, None if known_bytes is None else format_bytes(known_bytes)
+    if trial.growth_bytes is not None:
+        growth = f"{format_bytes(trial.growth_bytes)} per training step" if trial.growth_bytes else "none"
+        yield "growth", growth
+    points = (trial.timeline or {}).get("points")
+    if points:
+        yield "timeline", f"{len(points)} points in {format_seconds(points[-1][0])} (all with -f json)"
 
 
 def _categories(trial: TrialRecord) -> _Rows:
@@ -133,8 +133,10 @@ def _epochs(metrics: Sequence[MetricRecord]) -> _Rows:
         by_epoch.setdefault(metric.epoch, []).append(metric)
     for epoch, found in by_epoch.items():
         values = ", ".join(f"{m.name} {'nan' if m.value is None else _short(m.value)}" for m in found)
-        peak = format_bytes(found[0].peak_bytes)
-        yield f"epoch {epoch}", f"{values}; after {format_seconds(found[0].seconds)}, peak {peak}"
+        within = found[0].epoch_peak_bytes
+        peak = f"peak so far {format_bytes(found[0].peak_bytes)}"
+        peak = peak if within is None else f"its peak {format_bytes(within)}"
+        yield f"epoch {epoch}", f"{values}; after {format_seconds(found[0].seconds)}, {peak}"
 
 
 def _run(trial: TrialRecord) -> _Rows:

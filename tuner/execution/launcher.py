@@ -18,6 +18,7 @@ from typing import Protocol
 
 from tuner.execution.failures import classify_exit
 from tuner.execution.run_folder import Request, RunFolder, StopRequest
+from tuner.measure.timeline import timeline_from_events
 from tuner.processes import Child, ExitStatus
 from tuner.records import EpochMetrics, Failure, Outcome, Peaks, TrialResult
 from tuner.units import MIB
@@ -145,7 +146,10 @@ class LocalTrial:
             result = unreported(self._folder, self._stop.outcome, failure, seconds)
         else:
             result = collect(self._folder, status, self._request, seconds)
-        return dataclasses.replace(result, host_peak_bytes=status.max_resident_bytes)
+        host_bytes = status.max_resident_bytes
+        if self._request.device == "cpu":  # its meter starts the kernel's count anew, see CpuMeter
+            host_bytes = max(host_bytes or 0, result.peaks.device_bytes or 0) or None
+        return dataclasses.replace(result, host_peak_bytes=host_bytes)
 
     def stop(self, request: StopRequest, *, grace_seconds: float) -> None:
         """Ask the trial to end; kill its process group after the grace. The first request counts."""
@@ -210,13 +214,20 @@ def unreported(folder: RunFolder, outcome: Outcome, failure: Failure, seconds: f
         for event in events
         if event["kind"] == "epoch"
     )
-    baselines = [event for event in events if event["kind"] == "baseline"]
+    baseline = next((event for event in events if event["kind"] == "baseline"), {})
+    timeline = timeline_from_events(events)
+    known = [epoch.peak_bytes for epoch in epochs if epoch.peak_bytes is not None]
+    if timeline is not None and baseline.get("baseline_bytes") is not None:  # else it lacks the context
+        known += [size_bytes for _, size_bytes, _ in timeline["points"]]
     peaks = Peaks(
-        device_bytes=max((epoch.peak_bytes or 0 for epoch in epochs), default=None),
-        source=baselines[0]["source"] if baselines else None,
-        baseline_bytes=baselines[0]["baseline_bytes"] if baselines else None,
+        device_bytes=max(known, default=None),
+        source=baseline.get("source"),
+        baseline_bytes=baseline.get("baseline_bytes"),
+        used_before_bytes=baseline.get("used_before_bytes"),
     )
-    return TrialResult(outcome=outcome, epochs=epochs, peaks=peaks, failure=failure, seconds=seconds)
+    return TrialResult(
+        outcome=outcome, epochs=epochs, peaks=peaks, failure=failure, seconds=seconds, timeline=timeline
+    )
 
 
 def visible_threads() -> int:

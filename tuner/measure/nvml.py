@@ -351,12 +351,16 @@ def _processes(pynvml: Any, handle: Any) -> list[Any] | None:
         pynvml.NVMLError_NoPermission,
     )
     try:
-        listed = list(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        try:  # named by version: without one, pynvml raises what is no NVMLError on drivers before 510
+            listed = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+        except pynvml.NVMLError_FunctionNotFound:
+            listed = pynvml.nvmlDeviceGetComputeRunningProcesses_v2(handle)
     except unable:
         return None
+    drawing: list[Any] = []
     with contextlib.suppress(*unable):
-        listed += pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)
-    return listed
+        drawing = pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3(handle)
+    return [*listed, *drawing]
 
 
 def _tenants_bytes(pynvml: Any, handle: Any) -> int:

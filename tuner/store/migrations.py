@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine, inspect, text
 from tuner.errors import SchemaError
 from tuner.store.locks import exclusive
 from tuner.store.older_drivers import refuse_older_drivers
-from tuner.store.schema import VERSION_TABLE, VIEWS, trial
+from tuner.store.schema import VERSION_TABLE, VIEWS
 
 LOCK = "migration"
 
@@ -36,8 +36,8 @@ def upgrade(engine: Engine) -> bool:
     with exclusive(engine, LOCK):
         if is_current(engine):
             return False
-        with _transaction(engine) as connection:
-            revision = _revision(connection)
+        with whole_transaction(engine) as connection:
+            revision = current_revision_of(connection)
             refuse_foreign(revision)
             refuse_older_drivers(connection, revision)
             upgrade_connection(connection)
@@ -45,7 +45,7 @@ def upgrade(engine: Engine) -> bool:
 
 
 @contextlib.contextmanager
-def _transaction(engine: Engine) -> Iterator[Connection]:
+def whole_transaction(engine: Engine) -> Iterator[Connection]:
     """Begin a transaction in which a table can be made anew without its rows' children going with it.
 
     SQLite changes a table by copying it and dropping the old one, which deletes what refers to it;
@@ -74,18 +74,21 @@ def _transaction(engine: Engine) -> Iterator[Connection]:
 
 def upgrade_connection(connection: Connection) -> None:
     """Run every outstanding revision in the connection's transaction (alembic/env.py)."""
-    config = _config()
+    config = alembic_config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
 
 
 @contextlib.contextmanager
 def views_aside(connection: Connection) -> Iterator[None]:
-    """Drop our views while the body changes tables, and create them afterwards."""
+    """Drop our views while the body changes tables, and create them afterwards.
+
+    They are this version's: a database that was taken back to an older revision has none.
+    """
     for view in reversed(VIEWS):
         connection.execute(text(f"DROP VIEW IF EXISTS {view}"))
     yield
-    if inspect(connection).has_table(trial.name):
+    if current_revision_of(connection) == head_revision():
         for statement in VIEWS.values():
             connection.execute(text(statement))
 
@@ -93,12 +96,12 @@ def views_aside(connection: Connection) -> Iterator[None]:
 def current_revision(engine: Engine) -> str | None:
     """Return the revision a database is at; None before the first."""
     with engine.connect() as connection:
-        return _revision(connection)
+        return current_revision_of(connection)
 
 
 def head_revision() -> str:
     """Return the revision this version works with."""
-    head = ScriptDirectory.from_config(_config()).get_current_head()
+    head = ScriptDirectory.from_config(alembic_config()).get_current_head()
     assert head is not None
     return head
 
@@ -137,7 +140,7 @@ def refuse_foreign(revision: str | None) -> None:
     if revision is None:
         return
     try:
-        known = ScriptDirectory.from_config(_config()).get_revision(revision) is not None
+        known = ScriptDirectory.from_config(alembic_config()).get_revision(revision) is not None
     except CommandError:
         known = False
     if not known:
@@ -147,7 +150,8 @@ def refuse_foreign(revision: str | None) -> None:
         )
 
 
-def _revision(connection: Connection) -> str | None:
+def current_revision_of(connection: Connection) -> str | None:
+    """Return the revision a database is at, as the connection's transaction sees it."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
@@ -155,7 +159,8 @@ def _revision(connection: Connection) -> str | None:
     return heads[0] if heads else None
 
 
-def _config() -> Config:
+def alembic_config() -> Config:
+    """Return what Alembic needs to know of our revisions."""
     config = Config()
     config.set_main_option("script_location", str(_scripts()).replace("%", "%%"))
     config.set_main_option("version_table", VERSION_TABLE)

@@ -88,7 +88,7 @@ def patient(
         wait=wait_random_exponential(
             _SHORTEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS, min=_SHORTEST_WAIT_SECONDS
         ),
-        stop=stop_after_delay(seconds) | outage.is_over,
+        stop=lambda state: stop_after_delay(seconds)(state) or outage.is_over(state),
         before_sleep=outage.note,
         sleep=outage.sleep,
         reraise=True,

@@ -16,7 +16,7 @@ from tuner.store.drivers import driver_of, living_drivers
 from tuner.store.rows import DriverRecord, MetricRecord, StudyRecord, TrialRecord, from_storable
 from tuner.store.transactions import Transactional, in_utc, snapshot
 
-_OF_ONE_TRIAL = ("prediction", "timeline")  # too large to be read for every trial of a study
+_OF_ONE_TRIAL = ("prediction", "timeline", "late_result")  # too large to be read for every trial of a study
 _TRIAL_FIELDS = [f.name for f in dataclasses.fields(TrialRecord) if f.name not in _OF_ONE_TRIAL]
 _METRIC_FIELDS = [f.name for f in dataclasses.fields(MetricRecord)]
 _STUDY_FIELDS = [f.name for f in dataclasses.fields(StudyRecord)]
@@ -64,7 +64,7 @@ class Reader(Transactional):
 
     @snapshot
     def trial(self, connection: Connection, study_id: int, number: int) -> TrialRecord:
-        """Return one trial with its whole prediction and its timeline.
+        """Return one trial with its whole prediction, its timeline and a result that came too late.
 
         Raises:
             UsageError: The study has no trial of that number.
@@ -76,7 +76,9 @@ class Reader(Transactional):
         if row is None:
             raise UsageError(f"the study has no trial {number}")
         prediction = None if row.prediction is None else Prediction.from_json(row.prediction)
-        return dataclasses.replace(_trial(row), prediction=prediction, timeline=row.timeline)
+        return dataclasses.replace(
+            _trial(row), prediction=prediction, timeline=row.timeline, late_result=row.late_result
+        )
 
     @snapshot
     def metrics(self, connection: Connection, trial_id: int) -> list[MetricRecord]:

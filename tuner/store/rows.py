@@ -107,6 +107,7 @@ class TrialRecord(Record):
     driver_id: int | None
     prediction: Prediction | None = None
     timeline: dict[str, Any] | None = None
+    late_result: dict[str, Any] | None = None
 
     @property
     def is_running(self) -> bool:
