@@ -26,6 +26,7 @@ from tuner.store.engine import BUSY_TIMEOUT_SECONDS, URL, prepare_sqlite
 from tuner.store.transactions import Patience, at_once
 
 MEMORY = "memory"
+_CONSTRAINT = f"constraints:{MEMORY}"  # where Trial.set_constraint() keeps it
 REPEATS = "tuner_repeats"  # user attribute: number of the trial whose params are run again
 AUDIT = "tuner_audit"  # user attribute: predicted not to fit, launched to check that
 _RANDOM_TRIALS = 10
@@ -64,7 +65,9 @@ class OptunaStudy:
         patience: Patience = at_once,
     ) -> None:
         self._patience = patience
-        self._storage = _open_storage(url)
+        self._database = _open_storage(url)
+        # With a memory of trials that are finished: what is read from the database stays little.
+        self._storage = optuna.storages.get_storage(self._database)
         metric = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
         directions = [metric, StudyDirection.MINIMIZE]
         self._study = optuna.create_study(
@@ -75,16 +78,30 @@ class OptunaStudy:
         )
         self._study_id = self._storage.get_study_id_from_name(name)
         self._seed, self._parallel = seed, parallel
+        self._random_trials: int | None = None  # how long the random phase is; None while it lasts
 
     def ask(self) -> optuna.Trial:
         """Return a new trial to suggest params for; queued params come first."""
         return self._patience(self._ask)
 
     def _ask(self) -> optuna.Trial:
-        trials = self._study.get_trials(deepcopy=False)
-        pruned = sum(1 for trial in trials if trial.state is TrialState.PRUNED)
-        self._study.sampler = sampler_for(self._seed, len(trials), pruned, parallel=self._parallel)
-        return self._study.ask()
+        random_trials = self._random_trials or self._count_random_trials()
+        trial = self._study.ask()
+        # Nothing is drawn before the first suggest().
+        self._study.sampler = sampler_for(self._seed, trial.number, random_trials, parallel=self._parallel)
+        return trial
+
+    def _count_random_trials(self) -> int:
+        """Return after how many trials TPE begins.
+
+        TPE counts pruned trials into its random phase, which would end it with little known that
+        fits: the phase is longer by them. Once it is over, more pruned trials make no difference.
+        """
+        states = [trial.state for trial in self._study.get_trials(deepcopy=False)]
+        random_trials = _RANDOM_TRIALS + states.count(TrialState.PRUNED)
+        if states.count(TrialState.COMPLETE) >= _RANDOM_TRIALS:
+            self._random_trials = random_trials
+        return random_trials
 
     def ask_again(self, number: int, *, audit: bool) -> optuna.Trial:
         """Return a new trial that suggests the params of an earlier one.
@@ -142,26 +159,24 @@ class OptunaStudy:
         memory_bytes: int | None,
         budget_bytes: int,
     ) -> None:
+        # Straight to the storage: Study.tell() and Trial read the trial five times on their way.
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
-        if self._storage.get_trial(trial_id).state.is_finished():
-            return
-        if memory_bytes is not None and outcome in _TOLD_WITH_CONSTRAINT:
-            excess = (memory_bytes - budget_bytes) / budget_bytes
-            if outcome in (Outcome.PRUNED_MEMORY, Outcome.OUT_OF_MEMORY):
-                excess = max(excess, _SMALLEST_EXCESS)
-            optuna.trial.Trial(self._study, trial_id).set_constraint(MEMORY, excess)
-        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):  # by another driver, just now
-            if outcome is Outcome.COMPLETED and value is not None and memory_bytes is not None:
-                single = len(self._study.directions) == 1
-                self._study.tell(number, [value] if single else [value, float(memory_bytes)])
-            elif outcome in _TOLD_AS_PRUNED:
-                self._study.tell(number, state=TrialState.PRUNED)
-            else:
-                self._study.tell(number, state=TrialState.FAIL)
+        state, values = TrialState.FAIL, None
+        if outcome in _TOLD_AS_PRUNED:
+            state = TrialState.PRUNED
+        elif outcome is Outcome.COMPLETED and value is not None and memory_bytes is not None:
+            state, values = TrialState.COMPLETE, [value, float(memory_bytes)][: len(self._study.directions)]
+        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):  # it is told already
+            if memory_bytes is not None and outcome in _TOLD_WITH_CONSTRAINT:
+                excess = (memory_bytes - budget_bytes) / budget_bytes
+                if outcome in (Outcome.PRUNED_MEMORY, Outcome.OUT_OF_MEMORY):
+                    excess = max(excess, _SMALLEST_EXCESS)
+                self._storage.set_trial_system_attr(trial_id, _CONSTRAINT, excess)
+            self._storage.set_trial_state_values(trial_id, state, values)
 
     def close(self) -> None:
         """Close the connections to the database."""
-        _close(self._storage)
+        _close(self._database)
 
 
 @contextlib.contextmanager
@@ -198,18 +213,17 @@ def delete_study(url: URL, name: str) -> None:
 
 
 def sampler_for(
-    seed: int | None, number: int, pruned: int, *, parallel: bool = False
+    seed: int | None, number: int, random_trials: int, *, parallel: bool = False
 ) -> optuna.samplers.BaseSampler:
     """Return the sampler of one trial.
 
     With a seed it is derived from the trial's number, so that a resumed study draws as an
     uninterrupted one. Multivariate, since memory depends on products of params; grouped, since
-    spaces are conditional. TPE counts pruned trials into its random phase, which would end it with
-    little known that fits: the phase is longer by them.
+    spaces are conditional.
     """
     derived = None if seed is None else derived_seed(seed, number)
     return optuna.samplers.TPESampler(
-        n_startup_trials=_RANDOM_TRIALS + pruned,
+        n_startup_trials=random_trials,
         multivariate=True,
         group=True,
         constant_liar=parallel,
