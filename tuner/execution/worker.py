@@ -104,7 +104,7 @@ class _Trial:
             if request.seed is not None:
                 _seed(request.seed)
             loaders = workload.open_loaders(request.params)
-        self._cap(request.context_bytes)
+        self._cap(request.context_bytes if self._device.type == "cpu" else None)  # a GPU's is the meter's
         with self._meter.phase("setup"):
             state = workload.setup(request.params, self._device)
         self._run = Run(

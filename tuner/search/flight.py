@@ -84,15 +84,15 @@ class Flight:
             return budget_bytes
         return min(budget_bytes, max(device.high, least_bytes) + allowance_bytes)
 
-    def request(self, session: Session, place: Place) -> Request:
-        """Return what its worker is told."""
-        study, plan = session.study, session.plan
+    def request(self, session: Session, place: Place, *, context_bytes: int | None) -> Request:
+        """Return what its worker is told; see there for the context."""
+        plan = session.plan
         return Request(
             workload=plan.loaded.reference,
             params=self.params,
             device=place.kind,
             reservation_bytes=self.reservation_bytes,
-            context_bytes=study.context_bytes if study.seed is not None else None,
+            context_bytes=context_bytes,
             seed=derived_seed(session.seed_base, self.number),
             threads=plan.threads,
             example_steps=(TRAIN_STEPS, EVAL_STEPS),

@@ -59,7 +59,11 @@ class StudyLoop:
     ) -> None:
         self._session, self._launcher, self._ledger = session, launcher, ledger
         self._observer, self._goal, self._stopper = observer, goal, stopper
-        self._calibrations = Calibrations(session, present_target(session.plan.place.target))
+        target = present_target(session.plan.place.target)
+        self._calibrations = Calibrations(session, target)
+        self._context_bytes = target.context_bytes
+        if target.kind == "cpu":
+            self._context_bytes = None if session.study.seed is None else session.study.context_bytes
         self._tally = Tally(session, goal, observer)
         self._flights: list[Flight] = []
         self._started = time.monotonic()
@@ -254,7 +258,8 @@ class StudyLoop:
             )
         )
         flight.folder, flight.started = folder, time.monotonic()
-        flight.running = self._launcher.start(folder, flight.request(session, place))
+        request = flight.request(session, place, context_bytes=self._context_bytes)
+        flight.running = self._launcher.start(folder, request)
         if self._tally.launched + len(self._flights) < self._goal.trials:
             self._launcher.prepare()
 
