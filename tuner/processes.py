@@ -106,12 +106,16 @@ class Child:
 
     def kill(self) -> ExitStatus:
         """Kill the child and everything it started; return how it ended."""
-        self._killed = True
-        if self._supervisor.stdin is not None and not self._supervisor.stdin.closed:
-            self._supervisor.stdin.close()
+        self.begin_to_kill()
         ended = self.wait()
         assert ended is not None
         return ended
+
+    def begin_to_kill(self) -> None:
+        """Have the child and everything it started killed, while another thread waits for its end."""
+        self._killed = True
+        if self._supervisor.stdin is not None and not self._supervisor.stdin.closed:
+            self._supervisor.stdin.close()
 
     def _read(self, timeout_seconds: float | None) -> bool:
         """Take in what the supervisor says; False when it said nothing in time."""

@@ -87,7 +87,7 @@ def wait_for(port: int) -> None:
 
 
 def open_files(pid: int) -> set[str]:
-    """Return what a process has open, as the kernel names it: paths, `socket:[inode]`, …"""
+    """Return what a process has open, as the kernel names it: a path, `socket:[inode]` and the like."""
     found = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
         try:

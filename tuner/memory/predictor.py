@@ -133,7 +133,7 @@ class Predictor:
         """End a trace that another thread waits for: it counts as untraceable there."""
         child = self._child
         if child is not None:
-            child.kill()
+            child.begin_to_kill()  # that thread takes note of its end: two must not wait for one child
 
     def close(self) -> None:
         """End the child."""

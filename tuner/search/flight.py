@@ -67,17 +67,22 @@ class Flight:
         """Whether it waits for memory."""
         return self.prediction is not None and self.running is None
 
-    def wants_bytes(self, budget_bytes: int) -> int:
+    def wants_bytes(self, budget_bytes: int, *, least_bytes: int = 0, allowance_bytes: int = 0) -> int:
         """Return the reservation: the upper end of the band, at most the budget.
 
         What could not be predicted, what was predicted not to fit, and a second attempt get the
         whole budget.
+
+        Args:
+            budget_bytes: The study's budget.
+            least_bytes: What trials were seen to take for what is not predicted.
+            allowance_bytes: What the cap counts beyond what is predicted.
         """
         assert self.prediction is not None
         device = self.prediction.device
         if device is None or self.audit or self.attempt > 1:
             return budget_bytes
-        return min(budget_bytes, device.high)
+        return min(budget_bytes, max(device.high, least_bytes) + allowance_bytes)
 
     def request(self, session: Session, place: Place) -> Request:
         """Return what its worker is told."""

@@ -20,6 +20,7 @@ import optuna
 from tuner.errors import Interrupted, LeaseLost, TunerError, WorkloadError
 from tuner.execution.launcher import Launcher
 from tuner.execution.run_folder import RunFolder, StopRequest, folder_name
+from tuner.measure.meters import UNTOUCHED_BYTES
 from tuner.records import Failure, Outcome, Prediction, TrialResult, Verdict
 from tuner.scheduling.devices import present_target
 from tuner.scheduling.ledger import Admission, Ledger
@@ -212,7 +213,11 @@ class StudyLoop:
         """Launch a waiting trial if there is room for it."""
         if time.monotonic() - flight.looked < _LOOK_SECONDS:
             return False
-        flight.reservation_bytes = flight.wants_bytes(self._session.study.budget_bytes)
+        flight.reservation_bytes = flight.wants_bytes(
+            self._session.study.budget_bytes,
+            least_bytes=self._tally.data_bytes,
+            allowance_bytes=UNTOUCHED_BYTES if self._session.plan.place.kind == "cpu" else 0,
+        )
         wish = Wish(flight.reservation_bytes, self._tally.host_bytes())
         admission = self._ledger.admit(flight.trial_id, self._session.driver_id, wish)
         if admission.granted:

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from tuner.execution.run_folder import RunFolder
-from tuner.processes import process_memory
+from tuner.processes import kill_orphans, process_memory
 from tuner.records import Failure, Outcome, Peaks, TrialResult
 from tuner.search.session import Session
 from tuner.search.told import told_bytes
@@ -35,6 +35,7 @@ def recover(session: Session, *, own: bool = False) -> int:
         session: The study.
         own: Whether this driver's own trials are among them: its loop has ended.
     """
+    kill_orphans()  # of drivers that were killed together with their supervisors
     with exclusive(session.engine, f"study-{session.study.id}"):
         lost = [driver.id for driver in session.drivers.lost(session.study.id)]
         living = {driver.id for driver in session.reader.living_drivers(session.study.id)}
