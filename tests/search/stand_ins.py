@@ -23,8 +23,9 @@ from tuner.scheduling.ledger import Ledger
 from tuner.search.events import Ended, Goal, Launched, Stopper
 from tuner.search.loop import StudyLoop
 from tuner.search.optuna_study import OptunaStudy
+from tuner.search.plan import Plan
 from tuner.search.recover import recover
-from tuner.search.session import Outages, Plan, Session
+from tuner.search.session import Outages, Session
 from tuner.settings import resolve
 from tuner.store import migrations
 from tuner.store.drivers import Drivers
