@@ -27,7 +27,7 @@ from tuner.records import EpochMetrics, Outcome, Peaks, TrialResult
 from tuner.search.optuna_study import OptunaStudy, optuna_storage
 from tuner.store import migrations
 from tuner.store.drivers import Drivers
-from tuner.store.engine import URL, open_engine, parse_url, prepare_sqlite, store_errors
+from tuner.store.engine import URL, open_engine, parse_url, store_errors
 from tuner.store.locks import exclusive
 from tuner.store.opening import reading
 from tuner.store.patience import patient
@@ -65,27 +65,26 @@ def write(storage: str, trials: int, barrier: Barrier, answers: Queue[dict[str, 
         )
         migrations.upgrade(engine)
         with exclusive(engine, "optuna"):
-            optuna = OptunaStudy(url, NAME, maximize=True, single=False, seed=None)
-        prepare_sqlite(optuna._storage.engine)
+            optuna = OptunaStudy(
+                url, NAME, maximize=True, single=False, seed=None, parallel=True, patience=patience
+            )
         writer, drivers = Writer(engine, patience), Drivers(engine, patience)
         study_id = writer.create_study(new_study())
         driver_id = drivers.join(study_id, this_process())
         opened = time.monotonic() - start
         for index in range(trials):
             before = time.monotonic()
-            trial = patience(optuna.ask)
+            trial = optuna.ask()
             width = patience(functools.partial(trial.suggest_int, "width", 1, 4096))
             trial_id = writer.add_trial(study_id, trial.number, {"width": width}, driver_id=driver_id)
             writer.record_result(trial_id, result(index, width))
-            tell = functools.partial(
-                optuna.tell,
+            optuna.tell(
                 trial.number,
                 Outcome.COMPLETED,
                 value=float(width),
                 memory_bytes=width,
                 budget_bytes=BUDGET_BYTES,
             )
-            patience(tell)
             slowest = max(slowest, time.monotonic() - before)
         drivers.leave(driver_id, "finished")
         optuna.close()

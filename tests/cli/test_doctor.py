@@ -139,6 +139,30 @@ def test_a_gpu_that_this_pytorch_cannot_use_is_a_failure(
     assert not (tmp_path / "state").exists()
 
 
+@no_cuda
+def test_the_slice_of_a_gpu_is_shown_and_not_the_gpu(nvml_library: str, tuner: Tuner) -> None:
+    """Case D39: the GPU itself may not be asked."""
+    environment = {
+        **rtx_3060(nvml_library),
+        "NVML_STAND_IN_MEMORY": str(pynvml.NVML_ERROR_NO_PERMISSION),
+        "NVML_STAND_IN_SLICES": f"MIG-1:{4864 * MIB}:{4 * MIB}",
+        "CUDA_VISIBLE_DEVICES": "MIG-1",
+    }
+    gpu = report(tuner("doctor", "-f", "json", **environment))["cuda:0"]["facts"]
+    assert (gpu["uuid"], gpu["total_bytes"], gpu["used_bytes"]) == ("MIG-1", 4864 * MIB, 4 * MIB)
+
+
+@pytest.mark.parametrize(("visible", "code", "status"), [("", 0, "ok"), ("-1", 0, "ok"), ("7", 1, "failure")])
+def test_a_hidden_gpu_is_well_and_one_that_is_not_there_is_not(
+    visible: str, code: int, status: str, nvml_library: str, tuner: Tuner
+) -> None:
+    done = tuner("doctor", "-f", "json", CUDA_VISIBLE_DEVICES=visible, **rtx_3060(nvml_library))
+
+    driver = report(done)["driver"]
+    assert (done.returncode, driver["status"]) == (code, status)
+    assert "CUDA_VISIBLE_DEVICES" in driver["message"]
+
+
 def test_a_card_without_a_driver_is_a_failure(tmp_path: Path) -> None:
     for slot, vendor, kind in (
         ("0", "0x10de", "0x030000"),

@@ -12,22 +12,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.reproducing import Folder, make_study
 from tests.conftest import clean_environment, processes_with
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    return make_study(tmp_path_factory.mktemp("again"))
+    from tests.cli.reproducing import Folder
 
 
 @pytest.fixture
-def study(original: Folder, tmp_path: Path) -> Folder:
+def study(study_in_git: Folder, tmp_path: Path) -> Folder:
     """A copy of the study that the test may change."""
-    return original.copy(tmp_path)
+    return study_in_git.copy(tmp_path)
 
 
 def dump(folder: Folder) -> list[str]:

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.reproducing import Folder, make_study
 from tests.conftest import TINY
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.cli.reproducing import Folder
 
-@pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    return make_study(tmp_path_factory.mktemp("shown"))
+
+@pytest.fixture
+def study(study_in_git: Folder) -> Folder:
+    return study_in_git
 
 
 def sections(text: str) -> dict[str, dict[str, str]]:
@@ -64,10 +65,10 @@ def test_everything_it_takes_to_run_a_trial_again_is_on_the_page(study: Folder) 
     assert page["settings"]["keep checkpoints"] == "front  (default)"
 
 
-def test_the_page_fits_80_columns(study: Folder) -> None:
-    study.sql("UPDATE tuner_trial SET reason = ? WHERE number = 0", f"because {'of this ' * 30}{'x' * 200}")
-    lines = study.tuner("show", "tiny", "0").stdout.splitlines()
-    study.sql("UPDATE tuner_trial SET reason = NULL WHERE number = 0")
+def test_the_page_fits_80_columns(study: Folder, tmp_path: Path) -> None:
+    folder = study.copy(tmp_path)
+    folder.sql("UPDATE tuner_trial SET reason = ? WHERE number = 0", f"because {'of this ' * 30}{'x' * 200}")
+    lines = folder.tuner("show", "tiny", "0").stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert sum(line.count("x") for line in lines) >= 200, "nothing is cut off"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sqlite3
@@ -41,12 +42,15 @@ def test_readme_commands_run(tuner: Tuner) -> None:
         "doctor",
         "pareto",
         "show",
+        "rerun",
     }
     commands.sort(key=lambda words: words[0] != "run")  # README shows the demo's front first
     for words in commands:
         absolute = [str(ROOT / word) if word.startswith("studies/") else word for word in words]
         if words[0] == "run":
             absolute[absolute.index("--trials") + 1] = "1"
+        if words[0] == "rerun":  # the one that was launched; README's number may be a pruned one here
+            absolute[-1] = str(json.loads(tuner("best", words[1], "-f", "json").stdout)["number"])
         done = tuner(*absolute)
         assert done.returncode == 0, (words, done.stderr)
 

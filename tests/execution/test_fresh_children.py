@@ -22,6 +22,11 @@ from tuner.store.engine import open_engine, parse_url
 
 CHATTY = ROOT / "tests" / "workloads" / "chatty.py"
 TRIALS = 4
+EPOCHS_OF_COMPLETED = """
+    SELECT trial.number, count(DISTINCT metric.epoch)
+    FROM tuner_trial AS trial JOIN tuner_metric AS metric ON metric.trial_id = trial.id
+    WHERE trial.outcome = 'completed' GROUP BY trial.number
+"""
 
 
 def server_programs() -> Path | None:
@@ -82,7 +87,7 @@ def wait_for(port: int) -> None:
 
 
 def open_files(pid: int) -> set[str]:
-    """Return what a process has open, as the kernel names it: paths, `socket:[inode]`, …"""
+    """Return what a process has open, as the kernel names it: a path, `socket:[inode]` and the like."""
     found = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -141,8 +146,7 @@ def test_four_trials_write_at_once_and_none_has_the_drivers_database(
     assert len(seen) >= 2 * TRIALS  # a supervisor and a worker each
     engine = open_engine(parse_url(url))
     with engine.connect() as connection:
-        epochs = "SELECT t.number, count(DISTINCT m.epoch) FROM tuner_trial t JOIN tuner_metric m ON m.trial_id = t.id"
-        counts = connection.execute(text(f"{epochs} WHERE t.outcome = 'completed' GROUP BY t.number")).all()
+        counts = connection.execute(text(EPOCHS_OF_COMPLETED)).all()
         if kind == "postgresql with TLS":
             uses_tls = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"
             assert connection.execute(text(uses_tls)).scalar_one() is True

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+from tuner.execution.launcher import Launcher
 from tuner.execution.run_folder import Request, RunFolder, StopRequest
 from tuner.memory.prediction import Estimate
 from tuner.memory.predictor import Predictor
@@ -18,12 +23,14 @@ from tuner.scheduling.ledger import Ledger
 from tuner.search.events import Ended, Goal, Launched, Stopper
 from tuner.search.loop import StudyLoop
 from tuner.search.optuna_study import OptunaStudy
+from tuner.search.plan import Plan
 from tuner.search.recover import recover
-from tuner.search.session import Outages, Plan, Session
+from tuner.search.session import Outages, Session
 from tuner.settings import resolve
 from tuner.store import migrations
 from tuner.store.drivers import Drivers
 from tuner.store.engine import open_engine, parse_url
+from tuner.store.locks import exclusive
 from tuner.store.reader import Reader
 from tuner.store.reservations import Reservations
 from tuner.store.rows import NewStudy
@@ -93,6 +100,79 @@ class FunctionLauncher:
     def start(self, folder: RunFolder, request: Request) -> FunctionTrial:
         self.launched.append(request.params)
         return FunctionTrial(self._result(request.params))
+
+
+class ToldTrial:
+    """A trial that runs until it is told how it ends, is stopped or is killed."""
+
+    pid = None
+
+    def __init__(self, params: dict[str, Any], request: Request) -> None:
+        self.params, self.request = params, request
+        self.stopped: StopRequest | None = None
+        self.killed = False
+        self._result: TrialResult | None = None
+        self._descriptor = os.eventfd(0)
+
+    @property
+    def running(self) -> bool:
+        return self._result is None and not self.killed
+
+    def ends(self, result: TrialResult) -> None:
+        if self.running:
+            self._result = result
+            os.eventfd_write(self._descriptor, 1)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def poll(self) -> TrialResult | None:
+        return self._result
+
+    def stop(self, request: StopRequest, *, grace_seconds: float) -> None:
+        self.stopped = self.stopped or request
+        self.ends(TrialResult(request.outcome))
+
+    def kill(self) -> None:
+        self.killed = self.killed or self.running
+
+
+class ToldLauncher:
+    """Starts trials that end when told, or by themselves after a time; several loops may share it.
+
+    Attributes:
+        trials: All that were started, in order.
+        most: The most that ran at once: how many, and bytes reserved.
+    """
+
+    def __init__(self, result: Callable[[dict[str, Any]], TrialResult], seconds: float | None = None) -> None:
+        self._result, self._seconds = result, seconds
+        self._lock = threading.Lock()
+        self.trials: list[ToldTrial] = []
+        self.most = (0, 0)
+
+    def prepare(self) -> None:
+        pass
+
+    def start(self, folder: RunFolder, request: Request) -> ToldTrial:
+        trial = ToldTrial(request.params, request)
+        with self._lock:
+            self.trials.append(trial)
+            reserved = [one.request.reservation_bytes or 0 for one in self.running]
+            self.most = max(self.most[0], len(reserved)), max(self.most[1], sum(reserved))
+        if self._seconds is not None:
+            timer = threading.Timer(self._seconds, self.end, [trial])
+            timer.daemon = True
+            timer.start()
+        return trial
+
+    @property
+    def running(self) -> list[ToldTrial]:
+        return [trial for trial in self.trials if trial.running]
+
+    def end(self, trial: ToldTrial, result: TrialResult | None = None) -> None:
+        """End a trial, by default as `result(params)` says."""
+        trial.ends(result or self._result(trial.params))
 
 
 class Watcher:
@@ -183,8 +263,10 @@ def session_on(
     )
     study_id = writer.create_study(new)
     driver_id = drivers.join(study_id, this_process())
-    optuna_study = OptunaStudy(url, "widths", maximize=True, single=single, seed=seed, parallel=jobs > 1)
+    with exclusive(engine, "optuna"):
+        optuna_study = OptunaStudy(url, "widths", maximize=True, single=single, seed=seed, parallel=jobs > 1)
     predictor = cast("Predictor", FunctionPredictor(allocated))
+    session: Session | None = None
     try:
         study = reader.study("widths")
         session = Session(
@@ -207,7 +289,7 @@ def session_on(
         yield session
     finally:
         optuna_study.close()
-        drivers.leave(driver_id, "done")
+        drivers.leave(session.driver_id if session else driver_id, "done")
         engine.dispose()
 
 
@@ -223,6 +305,30 @@ def run_loop(
     loop = StudyLoop(session, launcher, ledger, observer=watcher, goal=goal, stopper=stopper or Stopper())
     loop.run()
     return launcher, watcher
+
+
+@contextmanager
+def flying(
+    session: Session, goal: Goal, launcher: Launcher, stopper: Stopper | None = None
+) -> Iterator[tuple[Future[None], Watcher]]:
+    """Run the loop in a thread while the body looks on and tells trials how they end."""
+    watcher, stopper = Watcher(), stopper or Stopper()
+    ledger = Ledger(session.reservations, session.plan.places, pool_bytes=session.plan.pool_bytes)
+    loop = StudyLoop(session, launcher, ledger, observer=watcher, goal=goal, stopper=stopper)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(loop.run)
+        try:
+            yield future, watcher
+        finally:
+            stopper.stop(2, "the test is over")  # of no effect on a loop that has ended
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
+    """Wait until something holds; fail after a while."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.005)
 
 
 def failing(outcome: Outcome) -> Callable[[dict[str, Any]], TrialResult]:

@@ -19,7 +19,7 @@ from tests.conftest import TINY
 from tuner.search import git as git_module
 from tuner.search.environment import digest_of, driver_environment, study_file
 from tuner.search.git import Revision, revision_of
-from tuner.search.session import Plan, make_plan
+from tuner.search.plan import Plan, make_plan
 from tuner.settings import Setting, resolve
 from tuner.store.engine import parse_url
 

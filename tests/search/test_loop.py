@@ -142,9 +142,12 @@ def test_max_failures_is_the_number_tolerated(sqlite_url: str, tmp_path: Path) -
 
 
 def test_out_of_memory_is_data_and_no_failure(sqlite_url: str, tmp_path: Path) -> None:
+    """Each gets the whole budget once, see test_parallel.py; what may need all of it had it at first."""
     with session_on(sqlite_url, tmp_path) as session:
-        launcher, _ = run_loop(session, Goal(trials=6), failing(Outcome.OUT_OF_MEMORY))
-    assert len(launcher.launched) == 6
+        launcher, watcher = run_loop(session, Goal(trials=6), failing(Outcome.OUT_OF_MEMORY))
+        assert session.reader.outcomes(session.study.id)["out_of_memory"] == 6
+    assert len(launcher.launched) == 6 + len(watcher.repeated)
+    assert len(watcher.repeated) >= 1
 
 
 def test_calibration_learns_unless_the_study_is_seeded(sqlite_url: str, tmp_path: Path) -> None:

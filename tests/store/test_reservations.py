@@ -40,6 +40,8 @@ def test_a_place_in_the_queue_is_kept_until_the_trial_ends(store: Store) -> None
         Held(held[1].id, second, "GPU-1", 2**40, "h", 2**33, granted=False),
     ]
     assert held[0].id < held[1].id
+    assert store.reservations.pid_of(first) is None  # a process of the host h: nothing to look for here
+    put(store, first, driver_id, host=this_process().host)
     assert (store.reservations.pid_of(first), store.reservations.pid_of(second)) == (77, None)
     store.writer.record_result(first, TrialResult(Outcome.COMPLETED))
     assert [row.trial_id for row in store.reservations.all()] == [second]

@@ -37,6 +37,8 @@ _HINTS = {
     "DriverNotLoaded": "load it: modprobe nvidia; if that fails, install the driver again and reboot",
     "LibRmVersionMismatch": "it comes from an update without a reboot: reboot, or reload the module",
     "GpuIsLost": "reboot; if it comes back, look for Xid errors in dmesg and check power and cooling",
+    "Uninitialized": "try again; if it stays, reboot",
+    "NoneVisible": "unset CUDA_VISIBLE_DEVICES, or name what `nvidia-smi -L` lists",
     "NoPermission": "join the group that owns /dev/nvidia*; with MIG, set CUDA_VISIBLE_DEVICES to the slice",
 }
 
@@ -124,6 +126,8 @@ def check_driver(devices: nvml.Devices, on_the_bus: int) -> Check:
     if devices.problem is None:
         return Check("driver", Status.OK, f"NVIDIA driver {devices.driver}", facts=facts)
     hint = _HINTS.get(devices.error or "", "nvidia-smi shows the same problem")
+    if devices.error == "Hidden":  # as its user wants it
+        return Check("driver", Status.OK, f"no GPU: {devices.problem}", facts=facts)
     # No library, and no module for it to talk to: usual on a host without a GPU.
     if devices.error in (None, "LibraryNotFound", "DriverNotLoaded") and not on_the_bus:
         return Check("driver", Status.OK, f"no GPU: {devices.problem}", facts=facts)

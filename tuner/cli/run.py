@@ -76,8 +76,9 @@ def command(study: str, as_json: bool, **flags: Any) -> None:
     from tuner.search.checkpoints import prune_checkpoints
     from tuner.search.events import Goal, Stopper
     from tuner.search.loop import StudyLoop
+    from tuner.search.plan import make_plan
     from tuner.search.recover import recover
-    from tuner.search.session import Outages, make_plan, open_session
+    from tuner.search.session import Outages, open_session
 
     settings = resolve(flags)
     value = {name: setting.value for name, setting in settings.items()}

@@ -36,8 +36,9 @@ class Request:
         params: The configuration.
         device: `cpu` or `cuda`.
         reservation_bytes: The cap on device bytes; None for no cap.
-        context_bytes: What counts as taken before training; None: what is measured then. A seeded
-            study gives its frozen context, so that a trial near the cap ends the same way again.
+        context_bytes: On a CPU, what counts as taken before training; None: what is measured then.
+            A seeded study gives its frozen context, so that a trial near the cap ends the same way
+            again. On a GPU, what the context is taken to be where NVML does not tell.
         seed: Seeds every random generator; None leaves them as they start.
         threads: Intra-op threads.
         example_steps: (training, evaluation) steps of the profile on a CPU target.

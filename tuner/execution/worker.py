@@ -104,7 +104,7 @@ class _Trial:
             if request.seed is not None:
                 _seed(request.seed)
             loaders = workload.open_loaders(request.params)
-        self._cap(request.context_bytes)
+        self._cap(request.context_bytes if self._device.type == "cpu" else None)  # a GPU's is the meter's
         with self._meter.phase("setup"):
             state = workload.setup(request.params, self._device)
         self._run = Run(
@@ -152,7 +152,10 @@ class _Trial:
     def _with_growth(self, outcome: Outcome, failure: Failure) -> Failure:
         """Say of a trial that ran out of memory because each step left some behind that it did."""
         growth_bytes = self._meter.growth_bytes()
-        if not growth_bytes or outcome not in (Outcome.OUT_OF_MEMORY, Outcome.HOST_OUT_OF_MEMORY):
+        ran_out = [Outcome.OUT_OF_MEMORY]
+        if self._device.type == "cpu":  # on a GPU, what grew is not the host's
+            ran_out.append(Outcome.HOST_OUT_OF_MEMORY)
+        if not growth_bytes or outcome not in ran_out:
             return failure
         grew = f"{failure.reason}: memory grew by {format_bytes(growth_bytes)} per training step"
         return dataclasses.replace(failure, reason=grew)

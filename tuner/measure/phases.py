@@ -12,7 +12,7 @@ from tuner.measure.growth import StepSizes
 from tuner.measure.timeline import Point, Timeline
 from tuner.units import format_bytes
 
-# A reading costs 0.06 ms on a CPU (one of /proc/self/status and a write to clear_refs), so that at
+# A reading costs 0.07 ms on a CPU (one of /proc/self/status and a write to clear_refs), so that at
 # this interval readings take about 0.1 % of the time.
 SAMPLE_SECONDS = 0.05
 

@@ -56,14 +56,14 @@ def changes_since(
     """
     child = trial.environment
     then = {
-        "study file": child.get("workload_digest") or study.workload_digest,
+        "study file": _short(child.get("workload_digest") or study.workload_digest),
         "threads": child.get("threads"),
         **({} if place.kind == "cpu" else {"device": _device(child.get("device_name"), trial.device)}),
         **(_of_child(child) if driver is None else _of_driver(driver.environment)),
     }
     here = host_environment()
     now = {
-        "study file": digest_of(file),
+        "study file": _short(digest_of(file)),
         "threads": request.threads,
         "device": _device(place.name, place.key),
         **_of_driver({**here, "git": git_state(file)}),
@@ -99,6 +99,10 @@ def _of_child(child: dict[str, Any]) -> dict[str, Any]:
     Without what PyTorch was built for ("+cu130"): the metadata of a package may leave that out.
     """
     return {name: str(child[name]).partition("+")[0] for name in _CHILDS if child.get(name)}
+
+
+def _short(digest: str | None) -> str | None:
+    return None if digest is None else digest[:12]
 
 
 def _device(name: str | None, key: str | None) -> str | None:

@@ -24,7 +24,7 @@ from tuner.store.masking import masked
 from tuner.store.rows import storable_text
 
 if TYPE_CHECKING:
-    from tuner.search.session import Plan
+    from tuner.search.plan import Plan
 
 VERSION = 1
 _PACKAGES = ("torch", "numpy", "optuna", "sqlalchemy")

@@ -67,27 +67,32 @@ class Flight:
         """Whether it waits for memory."""
         return self.prediction is not None and self.running is None
 
-    def wants_bytes(self, budget_bytes: int) -> int:
+    def wants_bytes(self, budget_bytes: int, *, least_bytes: int = 0, allowance_bytes: int = 0) -> int:
         """Return the reservation: the upper end of the band, at most the budget.
 
         What could not be predicted, what was predicted not to fit, and a second attempt get the
         whole budget.
+
+        Args:
+            budget_bytes: The study's budget.
+            least_bytes: What trials were seen to take for what is not predicted.
+            allowance_bytes: What the cap counts beyond what is predicted.
         """
         assert self.prediction is not None
         device = self.prediction.device
         if device is None or self.audit or self.attempt > 1:
             return budget_bytes
-        return min(budget_bytes, device.high)
+        return min(budget_bytes, max(device.high, least_bytes) + allowance_bytes)
 
-    def request(self, session: Session, place: Place) -> Request:
-        """Return what its worker is told."""
-        study, plan = session.study, session.plan
+    def request(self, session: Session, place: Place, *, context_bytes: int | None) -> Request:
+        """Return what its worker is told; see there for the context."""
+        plan = session.plan
         return Request(
             workload=plan.loaded.reference,
             params=self.params,
             device=place.kind,
             reservation_bytes=self.reservation_bytes,
-            context_bytes=study.context_bytes if study.seed is not None else None,
+            context_bytes=context_bytes,
             seed=derived_seed(session.seed_base, self.number),
             threads=plan.threads,
             example_steps=(TRAIN_STEPS, EVAL_STEPS),

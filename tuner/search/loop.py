@@ -8,34 +8,28 @@ leave this module stop the study, after the trials that run have ended.
 from __future__ import annotations
 
 import contextlib
-import os
-import selectors
 import time
-import uuid
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
-
-import optuna
+from concurrent.futures import ThreadPoolExecutor
 
 from tuner.errors import Interrupted, LeaseLost, TunerError, WorkloadError
 from tuner.execution.launcher import Launcher
 from tuner.execution.run_folder import RunFolder, StopRequest, folder_name
-from tuner.records import Failure, Outcome, Prediction, TrialResult, Verdict
+from tuner.measure.meters import UNTOUCHED_BYTES
+from tuner.records import Failure, Outcome, TrialResult, Verdict
 from tuner.scheduling.devices import present_target
 from tuner.scheduling.ledger import Admission, Ledger
 from tuner.scheduling.packing import Wish
+from tuner.search.asking import Asker
 from tuner.search.calibrations import Calibrations
 from tuner.search.events import Goal, Launched, Observer, Stopper
 from tuner.search.flight import Flight
 from tuner.search.heart import Heart
-from tuner.search.optuna_study import AUDIT, derived_seed
 from tuner.search.recover import recover, without_budget
 from tuner.search.session import Session
+from tuner.search.settling import settle
 from tuner.search.tally import Tally
-from tuner.search.told import pruned, told_bytes
-from tuner.stand_in import require_plain
-from tuner.store.patience import why_transient
-from tuner.store.slots import Slot
+from tuner.search.told import pruned
+from tuner.search.wake import Wake
 from tuner.units import format_seconds
 
 GRACE_SECONDS = 5.0  # between asking a trial to end and killing it
@@ -58,7 +52,11 @@ class StudyLoop:
     ) -> None:
         self._session, self._launcher, self._ledger = session, launcher, ledger
         self._observer, self._goal, self._stopper = observer, goal, stopper
-        self._calibrations = Calibrations(session, present_target(session.plan.place.target))
+        target = present_target(session.plan.place.target)
+        self._calibrations = Calibrations(session, target)
+        self._context_bytes = target.context_bytes
+        if target.kind == "cpu":
+            self._context_bytes = None if session.study.seed is None else session.study.context_bytes
         self._tally = Tally(session, goal, observer)
         self._flights: list[Flight] = []
         self._started = time.monotonic()
@@ -78,9 +76,10 @@ class StudyLoop:
         """
         with (
             Heart(self._session) as self._heart,
-            ThreadPoolExecutor(1, thread_name_prefix="tracer") as self._tracer,
+            ThreadPoolExecutor(1, thread_name_prefix="tracer") as tracer,
             contextlib.closing(self._wake),
         ):
+            self._asker = Asker(self._session, tracer, self._wake.up)
             try:
                 while not self._is_over():
                     self._turn()
@@ -88,6 +87,11 @@ class StudyLoop:
                 self._abandon()
         if self._error is not None:
             raise self._error
+        if self._stopper.level:
+            raise Interrupted(
+                f"{self._stopper.reason}; {self._tally.launched} of {self._goal.trials} trials are done",
+                hint="the same command continues the study",
+            )
 
     def _is_over(self) -> bool:
         """Whether nothing is on its way and nothing more will be."""
@@ -132,73 +136,18 @@ class StudyLoop:
         return False
 
     def _ask(self) -> None:
-        """Begin a trial; each line is one step."""
-        slot = self._claim()
-        if slot is None:
-            return
-        trial_id = None
-        try:
-            trial = self._ask_in(slot)
-            params = self._suggest(trial)
-            if params is None:
-                return
-            trial_id = self._add(trial, params, slot)
-        finally:
-            if trial_id is None:
-                self._session.slots.release(slot.id, self._session.driver_id)
-        tracing = self._trace(params)
-        audit = bool(trial.user_attrs.get(AUDIT, False))
-        self._flights.append(Flight(trial.number, trial_id, params, audit, tracing))
-
-    def _claim(self) -> Slot | None:
-        """Take the right to one trial, or see that there is none for now."""
-        session, token = self._session, str(uuid.uuid4())
+        """Begin a trial, if there is a slot for it."""
         if self._audits is None:
-            slot = session.slots.claim(
-                session.study.id, session.driver_id, token=token, trials=self._goal.trials
-            )
+            slot = self._asker.claim(trials=self._goal.trials)
         else:
-            slot = session.slots.claim_audit(
-                session.study.id, session.driver_id, token=token, number=self._audits.pop(0)
-            )
+            slot = self._asker.claim_audit(self._audits.pop(0))
         if slot is None:
             self._no_slot_until = time.monotonic() + _LOOK_SECONDS
-        return slot
-
-    def _ask_in(self, slot: Slot) -> optuna.Trial:
-        if slot.repeats is None:
-            return self._session.optuna.ask()
-        return self._session.optuna.ask_again(slot.repeats, audit=slot.audit)
-
-    def _suggest(self, trial: optuna.Trial) -> dict[str, Any] | None:
+            return
         try:
-            params = self._session.outages(lambda: self._session.plan.loaded.workload.suggest(trial))
-            require_plain(params)
-            return params
-        except Exception as error:
-            if why_transient(error) is not None:
-                raise
-            self._tell(trial.number, TrialResult(Outcome.ERROR), None)
-            self._error = WorkloadError(f"suggest() fails: {type(error).__name__}: {error}")
-            self._error.__cause__ = error
-            return None
-
-    def _add(self, trial: optuna.Trial, params: dict[str, Any], slot: Slot) -> int:
-        return self._session.writer.add_trial(
-            self._session.study.id,
-            trial.number,
-            params,
-            driver_id=self._session.driver_id,
-            slot_id=slot.id,
-            seed=derived_seed(self._session.seed_base, trial.number),
-            audit=slot.audit,
-            repeats=slot.repeats,
-        )
-
-    def _trace(self, params: dict[str, Any]) -> Future[Any]:
-        tracing = self._tracer.submit(self._session.predictor.estimate, params)
-        tracing.add_done_callback(lambda _: self._wake.up())
-        return tracing
+            self._flights.append(self._asker.begin(slot))
+        except WorkloadError as error:
+            self._error = error
 
     def _predicted(self, flight: Flight) -> bool:
         prediction = self._calibrations.predict(flight.tracing.result())
@@ -212,7 +161,11 @@ class StudyLoop:
         """Launch a waiting trial if there is room for it."""
         if time.monotonic() - flight.looked < _LOOK_SECONDS:
             return False
-        flight.reservation_bytes = flight.wants_bytes(self._session.study.budget_bytes)
+        flight.reservation_bytes = flight.wants_bytes(
+            self._session.study.budget_bytes,
+            least_bytes=self._tally.data_bytes,
+            allowance_bytes=UNTOUCHED_BYTES if self._session.plan.place.kind == "cpu" else 0,
+        )
         wish = Wish(flight.reservation_bytes, self._tally.host_bytes())
         admission = self._ledger.admit(flight.trial_id, self._session.driver_id, wish)
         if admission.granted:
@@ -249,7 +202,8 @@ class StudyLoop:
             )
         )
         flight.folder, flight.started = folder, time.monotonic()
-        flight.running = self._launcher.start(folder, flight.request(session, place))
+        request = flight.request(session, place, context_bytes=self._context_bytes)
+        flight.running = self._launcher.start(folder, request)
         if self._tally.launched + len(self._flights) < self._goal.trials:
             self._launcher.prepare()
 
@@ -272,54 +226,33 @@ class StudyLoop:
         """Settle a trial whose process has ended, or give it the whole budget."""
         assert flight.prediction is not None
         self._calibrations.learn(flight.prediction, result, flight.reservation_bytes)
-        below = flight.reservation_bytes < self._session.study.budget_bytes
-        if result.outcome is not Outcome.OUT_OF_MEMORY or not below:
+        if not self._deserves_more(flight, result):
             self._settle(flight, result)
-            return
-        if self._ends():
+        elif self._ends():
             self._settle(flight, without_budget(result))
-            return
-        self._session.writer.record_attempt(flight.trial_id, flight.as_attempt(result))
-        self._observer.again(flight.ended(result))
-        flight.begin_again()
+        else:
+            self._session.writer.record_attempt(flight.trial_id, flight.as_attempt(result))
+            self._observer.again(flight.ended(result))
+            flight.begin_again()
+
+    def _deserves_more(self, flight: Flight, result: TrialResult) -> bool:
+        below = flight.reservation_bytes < self._session.study.budget_bytes
+        return result.outcome is Outcome.OUT_OF_MEMORY and below
 
     def _settle(self, flight: Flight, result: TrialResult) -> None:
-        """Keep what became of a trial: in its folder, in our tables, with Optuna."""
-        if flight.folder is not None:
-            with contextlib.suppress(OSError):  # the disk is full: the worker's report must do
-                flight.folder.write_result(result)
-        in_time = self._session.writer.record_result(flight.trial_id, result)
-        self._tell(flight.number, result, flight.prediction)
+        """Keep what became of a trial, count it, and look for room for others."""
+        in_time = settle(self._session, flight, result)
         self._flights.remove(flight)
         self._no_slot_until = 0.0
         for other in self._flights:
-            other.looked = 0.0  # there may be room now
+            other.looked = 0.0
         if not in_time:
-            self._observer.note(
-                f"trial {flight.number} had been given up for lost; its result is kept beside it"
-            )
+            late = f"trial {flight.number} had been given up for lost; its result is kept beside it"
+            self._observer.note(late)
             return
         self._error = self._error or self._tally.count(flight, result)
         if flight.prediction is not None:
             self._observer.ended(flight.ended(result))
-
-    def _tell(self, number: int, result: TrialResult, prediction: Prediction | None) -> None:
-        study = self._session.study
-        device = None if prediction is None else prediction.device
-        self._session.optuna.tell(
-            number,
-            result.outcome,
-            value=result.value,
-            memory_bytes=told_bytes(
-                result.outcome,
-                peaks=result.peaks,
-                failure=result.failure,
-                predicted_bytes=None if device is None else device.expected,
-                context_bytes=study.context_bytes,
-                repeatable=study.seed is not None,
-            ),
-            budget_bytes=study.budget_bytes,
-        )
 
     def _give_up(self, flight: Flight) -> bool:
         """Settle a trial that will not be launched any more; its params come again on resume."""
@@ -331,12 +264,7 @@ class StudyLoop:
 
     def _ends(self) -> bool:
         """Whether no further trial may start."""
-        if self._stopper.level and self._error is None:
-            self._error = Interrupted(
-                f"{self._stopper.reason}; {self._tally.launched} of {self._goal.trials} trials are done",
-                hint="the same command continues the study",
-            )
-        if self._error is not None:
+        if self._stopper.level or self._error is not None:
             return True
         limit = self._goal.timeout_seconds
         return limit is not None and time.monotonic() - self._started > limit
@@ -372,11 +300,17 @@ class StudyLoop:
         for flight in list(self._flights):
             result = flight.running.poll() if flight.running is not None else None
             if result is not None:
-                self._settle(flight, result)
+                more = self._deserves_more(flight, result)
+                self._settle(flight, without_budget(result) if more else result)
         self._abandon()
         self._flights.clear()
+        self._audits = None  # to be counted anew
+        given_up_id = self._session.driver_id
         self._session.join_again()
         self._heart.lease_lost = False
+        # Whoever gave it up has settled what it held; or has died over that, and nobody would.
+        self._session.drivers.give_up(given_up_id)
+        self._session.outages(lambda: recover(self._session))
 
     def _abandon(self) -> None:
         """Kill what still runs, and end what is still traced."""
@@ -390,31 +324,3 @@ class StudyLoop:
         """Wait until something happens, but not for long."""
         running = [flight.running for flight in self._flights if flight.running is not None]
         self._wake.wait([trial.fileno() for trial in running], _REST_SECONDS)
-
-
-class Wake:
-    """Waits for any of some descriptors, or for a call from another thread."""
-
-    def __init__(self) -> None:
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
-
-    def up(self) -> None:
-        """End the wait that is going on, or the next one."""
-        with contextlib.suppress(OSError):
-            os.write(self._write, b".")
-
-    def wait(self, descriptors: list[int], seconds: float) -> None:
-        """Wait until a descriptor can be read, `up` is called, or the time is over."""
-        with selectors.DefaultSelector() as selector:
-            for descriptor in {self._read, *(fd for fd in descriptors if fd >= 0)}:
-                selector.register(descriptor, selectors.EVENT_READ)
-            selector.select(seconds)
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._read, 4096)
-
-    def close(self) -> None:
-        """Close the pipe."""
-        os.close(self._read)
-        os.close(self._write)

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from tuner.execution.run_folder import RunFolder
-from tuner.processes import process_memory
+from tuner.processes import kill_orphans, process_memory
 from tuner.records import Failure, Outcome, Peaks, TrialResult
 from tuner.search.session import Session
 from tuner.search.told import told_bytes
@@ -35,21 +35,35 @@ def recover(session: Session, *, own: bool = False) -> int:
         session: The study.
         own: Whether this driver's own trials are among them: its loop has ended.
     """
+    kill_orphans()  # of drivers that were killed together with their supervisors
     with exclusive(session.engine, f"study-{session.study.id}"):
         lost = [driver.id for driver in session.drivers.lost(session.study.id)]
-        living = {driver.id for driver in session.reader.living_drivers(session.study.id)}
-        if own:
-            living.discard(session.driver_id)
+        for driver_id in lost:  # one that was only silent can add nothing any more
+            session.drivers.give_up(driver_id)
         interrupted = 0
-        for trial in session.reader.trials(session.study.id, ["running"]):
-            if trial.driver_id not in living:
-                result = _left_result(session, trial)
-                session.writer.record_result(trial.id, result)
+        for trial in _left_trials(session, own=own):
+            result = _left_result(session, trial)
+            if session.writer.record_result(trial.id, result):
                 interrupted += result.outcome is Outcome.INTERRUPTED
         _tell_what_was_not(session)
         for driver_id in lost:
             session.drivers.leave(driver_id, "lost")
         return interrupted
+
+
+def _left_trials(session: Session, *, own: bool) -> list[TrialRecord]:
+    """Return the running trials of drivers that do not live.
+
+    Drivers join and leave meanwhile: a trial counts that was running before the living ones were
+    read, and still is afterwards.
+    """
+    study_id = session.study.id
+    before = {trial.id for trial in session.reader.trials(study_id, ["running"])}
+    living = {driver.id for driver in session.reader.living_drivers(study_id)}
+    if own:
+        living.discard(session.driver_id)
+    running = session.reader.trials(study_id, ["running"])
+    return [trial for trial in running if trial.id in before and trial.driver_id not in living]
 
 
 def _left_result(session: Session, trial: TrialRecord) -> TrialResult:

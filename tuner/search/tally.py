@@ -26,6 +26,7 @@ class Tally:
     Attributes:
         launched: Launched trials that are settled, audits left out, as far as this driver knows.
         used_up: Whether so many draws in a row did not fit that the search ends.
+        data_bytes: The largest peak of a trial while it opened its data, which no trace sees.
     """
 
     def __init__(self, session: Session, goal: Goal, observer: Observer) -> None:
@@ -35,6 +36,7 @@ class Tally:
         self.launched = sum(counts_as_launch(trial.outcome, audit=trial.audit) for trial in trials)
         self.used_up = False
         self._prunes_in_a_row = 0
+        self.data_bytes = max((trial.phases.get("data", 0) for trial in trials), default=0)
         self._host_peak_bytes = max((trial.host_peak_bytes or 0 for trial in trials), default=0)
 
     def count(self, flight: Flight, result: TrialResult) -> TunerError | None:
@@ -42,6 +44,7 @@ class Tally:
         outcome = result.outcome
         self._counts[outcome] = self._counts.get(outcome, 0) + 1
         self._host_peak_bytes = max(self._host_peak_bytes, result.host_peak_bytes or 0)
+        self.data_bytes = max(self.data_bytes, result.peaks.phases.get("data", 0))
         if counts_as_launch(outcome, audit=flight.audit):
             self.launched += 1
         if flight.audit:

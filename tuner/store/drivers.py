@@ -12,7 +12,7 @@ import dataclasses
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, delete, func, insert, or_, select, update
 
 from tuner.errors import LeaseLost
 from tuner.processes import is_alive
@@ -24,6 +24,7 @@ from tuner.store.transactions import Transactional, database_now, in_utc, transa
 SILENT_AFTER = timedelta(seconds=300)
 _OWNER = ("host", "boot_id", "pid", "started")
 _NOW = func.current_timestamp()
+_HELD = (schema.slot.c, schema.reservation.c)
 
 
 class Drivers(Transactional):
@@ -66,17 +67,24 @@ class Drivers(Transactional):
         connection.execute(_locked(driver_id))
         for table in (schema.slot, schema.reservation):
             connection.execute(delete(table).where(table.c.driver_id == driver_id))
-        connection.execute(
-            update(schema.driver)
-            .where(schema.driver.c.id == driver_id, schema.driver.c.ended_at.is_(None))
-            .values(ended_at=_NOW, end_reason=reason)
-        )
+        _end(connection, driver_id, reason)
+
+    @transaction
+    def give_up(self, connection: Connection, driver_id: int) -> None:
+        """Close the row of a driver that is lost: from now on it can add nothing.
+
+        What it holds counts until its trials are settled and `leave` is called for it.
+        """
+        _end(connection, driver_id, "lost")
 
     @transaction
     def lost(self, connection: Connection, study_id: int) -> list[DriverRecord]:
-        """Return the study's drivers that have ended without leaving."""
-        now = database_now(connection)
-        return [driver for driver in _open_drivers(connection, study_id) if is_lost(driver, now)]
+        """Return the study's drivers that have ended without leaving, given up or not."""
+        now, table = database_now(connection), schema.driver.c
+        holds = or_(*(select(held.driver_id).where(held.driver_id == table.id).exists() for held in _HELD))
+        query = select(schema.driver).where(table.study_id == study_id, table.ended_at.is_not(None), holds)
+        given_up = [driver_of(row) for row in connection.execute(query)]
+        return [*given_up, *(one for one in _open_drivers(connection, study_id) if is_lost(one, now))]
 
     @transaction
     def request_stop(self, connection: Connection, study_id: int, reason: str) -> None:
@@ -134,6 +142,14 @@ def driver_of(row: Row[Any]) -> DriverRecord:
         end_reason=row.end_reason,
         stop_reason=row.stop_reason,
         environment=row.environment or {},
+    )
+
+
+def _end(connection: Connection, driver_id: int, reason: str) -> None:
+    connection.execute(
+        update(schema.driver)
+        .where(schema.driver.c.id == driver_id, schema.driver.c.ended_at.is_(None))
+        .values(ended_at=_NOW, end_reason=reason)
     )
 
 

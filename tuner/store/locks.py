@@ -44,18 +44,17 @@ def exclusive(engine: Engine, name: str) -> Iterator[None]:
         name: Any text; different names are different locks.
 
     Raises:
-        StoreError: The lock's file cannot be made.
+        StoreError: The database's folder is not there, or may not be written.
     """
     if engine.dialect.name == "sqlite":
-        path = f"{sqlite_path(engine.url)}.{_file_name(name)}.lock"
-        lock = FileLock(path)
+        path = sqlite_path(engine.url)
+        if not path.absolute().parent.is_dir():  # the lock would make it
+            raise StoreError(f"{path} cannot be opened: is its folder there, and may it be written?")
+        lock = FileLock(f"{path}.{_file_name(name)}.lock")
         try:
             lock.acquire()
         except OSError as error:
-            raise StoreError(
-                f"{sqlite_path(engine.url)} cannot be locked: {error.strerror or error}",
-                hint="is its folder there, and may it be written?",
-            ) from None
+            raise StoreError(f"{path} cannot be locked: {error.strerror or error}") from None
         try:
             yield
         finally:

@@ -7,6 +7,7 @@ count for nothing: they are taken away when their study is put in order.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -103,9 +104,10 @@ class Reservations(Transactional):
 
     @transaction
     def pid_of(self, connection: Connection, trial_id: int) -> int | None:
-        """Return the process that a trial was noted to run as, or None."""
-        query = select(schema.reservation.c.pid).where(schema.reservation.c.trial_id == trial_id)
-        pid: int | None = connection.execute(query).scalar()
+        """Return the process of this host that a trial was noted to run as, or None."""
+        row = schema.reservation.c
+        here = (row.trial_id == trial_id) & (row.host == socket.gethostname())
+        pid: int | None = connection.execute(select(row.pid).where(here)).scalar()
         return pid
 
     @transaction

@@ -231,7 +231,7 @@ def _add_metrics(connection: Connection, trial_id: int, result: TrialResult) -> 
             "trial_id": trial_id,
             "epoch": epoch.epoch,
             "name": _metric_name(name),
-            "value": None if math.isnan(value) else value,
+            "value": None if math.isnan(value) else float(value),
             "seconds": epoch.seconds,
             "peak_bytes": epoch.peak_bytes,
             "epoch_peak_bytes": epoch.epoch_peak_bytes,
