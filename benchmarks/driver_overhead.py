@@ -191,6 +191,19 @@ def _slope(resident: list[tuple[int, int]]) -> dict[str, Any]:
     return {"samples": resident, "slope_bytes_per_trial": slope}
 
 
+def measure_both(*, trials: int, jobs: int) -> dict[str, Any]:
+    """Run a study on SQLite and one on PostgreSQL; print and return what was measured."""
+    found = {}
+    with tempfile.TemporaryDirectory() as name, Server() as server:
+        for kind in ("sqlite", "postgresql"):
+            folder = Path(name) / kind
+            folder.mkdir()
+            url = f"sqlite:///{folder}/tuner.db" if kind == "sqlite" else server.url
+            found[kind] = measure(url, folder, trials=trials, jobs=jobs)
+            _print(kind, found[kind])
+    return found
+
+
 def main() -> None:
     """Print the table and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -198,14 +211,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    found = {}
-    with tempfile.TemporaryDirectory() as name, Server(Path(name) / "server") as server:
-        for kind in ("sqlite", "postgresql"):
-            folder = Path(name) / kind
-            folder.mkdir()
-            url = f"sqlite:///{folder}/tuner.db" if kind == "sqlite" else server.url
-            found[kind] = measure(url, folder, trials=arguments.trials, jobs=arguments.jobs)
-            _print(kind, found[kind])
+    found = measure_both(trials=arguments.trials, jobs=arguments.jobs)
     if arguments.json is not None:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(found, indent=2))

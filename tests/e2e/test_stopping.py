@@ -53,7 +53,10 @@ class Driver:
 
     def wait(self) -> tuple[int, str]:
         """Return the exit code and what was said."""
-        _, stderr = self._process.communicate(timeout=120)
+        try:
+            _, stderr = self._process.communicate(timeout=120)
+        finally:
+            self._process.kill()
         return self._process.returncode, stderr
 
     def goes_on(self, trials: int) -> None:
