@@ -42,7 +42,8 @@ class Tally:
     def count(self, flight: Flight, result: TrialResult) -> TunerError | None:
         """Count a trial that is settled; return what ends the study now, if anything does."""
         outcome = result.outcome
-        self._counts[outcome] = self._counts.get(outcome, 0) + 1
+        if outcome.failed:
+            self._counts = self._session.reader.outcomes(self._session.study.id)  # of all drivers
         self._host_peak_bytes = max(self._host_peak_bytes, result.host_peak_bytes or 0)
         self.data_bytes = max(self.data_bytes, result.peaks.phases.get("data", 0))
         if counts_as_launch(outcome, audit=flight.audit):
