@@ -31,11 +31,13 @@ from tests.search.stand_ins import (
 )
 from tests.search.test_loop import optuna_trials
 from tuner.errors import Interrupted, TooManyFailures
+from tuner.processes import this_process
 from tuner.records import Failure, Outcome, Peaks, TrialResult
 from tuner.scheduling import ledger
 from tuner.search import loop
 from tuner.search.events import Goal, Stopper
 from tuner.search.optuna_study import REPEATS
+from tuner.search.recover import recover
 from tuner.units import GIB, MIB
 
 if TYPE_CHECKING:
@@ -259,7 +261,7 @@ def test_a_first_stop_lets_running_trials_end_and_waiting_ones_come_again(
             assert all(trial.stopped is None and trial.running for trial in launcher.trials)
             for trial in launcher.running:
                 launcher.end(trial)
-            with pytest.raises(Interrupted, match="asked to stop"):
+            with pytest.raises(Interrupted, match="asked to stop; 2 of 4 trials are done"):
                 run.result(10)
         assert session.reader.outcomes(session.study.id) == {"completed": 2, "interrupted": 1}
     with session_on(sqlite_url, tmp_path, **CROWDED) as session:
@@ -286,7 +288,7 @@ def test_a_second_stop_ends_them(sqlite_url: str, tmp_path: Path) -> None:
 def test_after_the_timeout_nothing_starts_and_what_runs_may_end(sqlite_url: str, tmp_path: Path) -> None:
     launcher = ToldLauncher(good)
     with session_on(sqlite_url, tmp_path, **CROWDED) as session:
-        with flying(session, Goal(trials=9, timeout_seconds=1.0), launcher) as (run, watcher):
+        with flying(session, Goal(trials=9, timeout_seconds=3.0), launcher) as (run, watcher):
             two_run_and_one_waits(launcher, watcher)
             wait_until(lambda: watcher.trials)  # the waiting one is given up
             for trial in launcher.running:
@@ -345,7 +347,7 @@ def test_drivers_in_threads_launch_together_as_many_as_are_wanted(storage: str, 
         check_order(session, storage)
     assert len(launcher.trials) == len(trials) == 17
     assert launcher.most[1] <= 4 * GIB
-    assert len({trial.driver_id for trial in trials}) == 3
+    assert len({trial.driver_id for trial in trials}) >= 2
 
 
 def running_in(url: str) -> int:
@@ -387,20 +389,24 @@ def test_eight_trials_of_a_killed_driver_are_settled_and_come_again(storage: str
 
 
 def test_processes_share_a_study_and_one_is_killed(storage: str, tmp_path: Path) -> None:
-    launch = lambda: PROCESSES.Process(target=drive, args=(storage, str(tmp_path), 14, 2, 0.15))  # noqa: E731
-    processes = [launch() for _ in range(3)]
-    for process in processes:
+    """Its two trials would never end; the others see that it is dead, and finish the study."""
+
+    def start(seconds: float | None) -> Any:
+        process = PROCESSES.Process(target=drive, args=(storage, str(tmp_path), 12, 2, seconds))
         process.start()
-    wait_until(lambda: running_in(storage) >= 3, seconds=60)
-    processes[0].kill()
-    for process in processes:
+        return process
+
+    endless = start(None)
+    wait_until(lambda: running_in(storage) == 2, seconds=60)
+    others = [start(0.1) for _ in range(2)]
+    wait_until(lambda: running_in(storage) > 2, seconds=60)
+    endless.kill()
+    for process in (endless, *others):
         process.join(60)
-    assert [process.exitcode for process in processes] == [-9, 0, 0]
+    assert [process.exitcode for process in (endless, *others)] == [-9, 0, 0]
     with session_on(storage, tmp_path) as session:
-        counts = session.reader.outcomes(session.study.id)
+        assert session.reader.outcomes(session.study.id) == {"completed": 12, "interrupted": 2}
         check_order(session, storage)
-    assert counts["completed"] == 14
-    assert counts.get("interrupted", 0) <= 2
 
 
 def test_a_driver_that_is_slow_but_alive_keeps_its_trial(storage: str, tmp_path: Path) -> None:
@@ -464,3 +470,39 @@ def test_a_driver_that_was_given_up_goes_on_as_a_new_one(storage: str, tmp_path:
     assert outcomes["completed"] == 5
     assert len(launcher.trials) == 5 + outcomes["interrupted"]  # nothing twice but what was given up
     assert any("goes on as a new one" in note for note in watcher.notes)
+
+
+def test_a_late_result_is_not_told_as_the_trials(sqlite_url: str, tmp_path: Path) -> None:
+    """Another driver has recorded it as interrupted, and is about to tell Optuna so."""
+    launcher = ToldLauncher(completed)
+    with session_on(sqlite_url, tmp_path, allocated=lambda p: MIB) as session:
+        with flying(session, Goal(trials=1), launcher) as (run, _):
+            wait_until(lambda: launcher.running)
+            trial = session.reader.trial(session.study.id, 0)
+            session.writer.record_result(trial.id, TrialResult(Outcome.INTERRUPTED))
+            launcher.end(launcher.trials[0])
+            wait_until(lambda: len(launcher.trials) == 2)
+            launcher.end(launcher.trials[1])
+            run.result(10)
+        recover(session)
+        check_order(session, sqlite_url)
+
+
+def test_a_driver_that_joins_while_order_is_made_is_not_taken_for_a_lost_one(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It joins, and adds a trial, just after the living drivers were read."""
+    with session_on(sqlite_url, tmp_path) as session:
+        read = session.reader.living_drivers
+        added: list[int] = []
+
+        def read_and_join(study_id: int) -> Any:
+            found = read(study_id)
+            driver_id = session.drivers.join(study_id, this_process())
+            added.append(session.writer.add_trial(study_id, 77, {}, driver_id=driver_id))
+            return found
+
+        monkeypatch.setattr(session.reader, "living_drivers", read_and_join)
+        assert recover(session) == 0
+        assert len(added) == 1
+        assert session.reader.trial(session.study.id, 77).is_running

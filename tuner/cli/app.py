@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,11 +43,8 @@ def command(storage: str | None, address: str, browser: bool, **flags: Any) -> N
         "TUNER_STORAGE": url.render_as_string(hide_password=False),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(main.parents[1]), os.environ.get("PYTHONPATH")])),
     }
-    try:
-        code = subprocess.run(command_line, env=environment, check=False).returncode
-    except KeyboardInterrupt:
-        code = 0
-    sys.exit(code)
+    sys.stderr.flush()
+    os.execve(sys.executable, command_line, environment)  # noqa: S606 - whoever stops this stops Streamlit
 
 
 def app_folder() -> Path:

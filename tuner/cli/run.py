@@ -79,6 +79,7 @@ def command(study: str, as_json: bool, **flags: Any) -> None:
     from tuner.search.plan import make_plan
     from tuner.search.recover import recover
     from tuner.search.session import Outages, open_session
+    from tuner.store.file_systems import unsuitable_file_system
 
     settings = resolve(flags)
     value = {name: setting.value for name, setting in settings.items()}
@@ -92,6 +93,9 @@ def command(study: str, as_json: bool, **flags: Any) -> None:
     )
     stopper = Stopper()
     interruption: Interrupted | None = None
+    warning = unsuitable_file_system(plan.url)
+    if warning is not None:
+        click.echo(f"warning: {warning}", err=True)
     outages = Outages(should_give_up=lambda: stopper.level > 1)
     with _signals(stopper), open_session(plan, outages) as session:
         recovered = recover(session)

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import optuna
 from optuna.study import StudyDirection
@@ -164,8 +165,11 @@ class OptunaStudy:
         state, values = TrialState.FAIL, None
         if outcome in _TOLD_AS_PRUNED:
             state = TrialState.PRUNED
-        elif outcome is Outcome.COMPLETED and value is not None and memory_bytes is not None:
-            state, values = TrialState.COMPLETE, [value, float(memory_bytes)][: len(self._study.directions)]
+        elif outcome is Outcome.COMPLETED and _is_number(value) and memory_bytes is not None:
+            state, values = (
+                TrialState.COMPLETE,
+                [float(value), float(memory_bytes)][: len(self._study.directions)],
+            )
         with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):  # it is told already
             if memory_bytes is not None and outcome in _TOLD_WITH_CONSTRAINT:
                 excess = (memory_bytes - budget_bytes) / budget_bytes
@@ -187,6 +191,11 @@ def optuna_storage(url: URL) -> Iterator[optuna.storages.RDBStorage]:
         yield storage
     finally:
         _close(storage)
+
+
+def _is_number(value: float | None) -> TypeGuard[float]:
+    """Whether Optuna takes a value: NaN is no result, ±inf is one."""
+    return value is not None and not math.isnan(value)
 
 
 def _close(storage: optuna.storages.RDBStorage) -> None:
