@@ -1,8 +1,8 @@
 """What the driver itself costs per trial, and whether its memory grows.
 
 Trials end at once and predictions are functions, so that what is left is the loop, Optuna and the
-database. One study of `--trials` trials per database; "at N" is the mean over the N/2 trials up to
-the N-th. `trace` and `predict` are listed apart: they are not the driver's.
+database. One study of `--trials` trials per database; "at N" is the mean over the last tenth of the
+first N trials. `trace` and `predict` are listed apart: they are not the driver's.
 
 Run as: python benchmarks/driver_overhead.py [--trials 1000] [--jobs 1] [--json FILE]
 """
@@ -40,6 +40,7 @@ from tuner.workload import Maximize, Workload
 TARGET_SECONDS = 0.1  # per trial at 1,000 trials
 FLAT_BYTES = 16 * 1024  # per trial: Optuna keeps every trial of a study in memory
 EVERY = 20  # trials between two looks at the memory
+LEAST_TRIALS = 100  # in the second half, for its slope to say something
 _CONTEXT = 400 * MIB
 
 
@@ -171,9 +172,9 @@ def measure(url: str, folder: Path, *, trials: int, jobs: int) -> dict[str, Any]
 
 
 def _at(moments: list[tuple[float, float, dict[str, float]]], count: int) -> dict[str, Any]:
-    """Return the mean seconds per trial over the second half of the first `count` trials."""
-    first, last = moments[count // 2], moments[count]
-    over = count - count // 2
+    """Return the mean seconds per trial over the last tenth of the first `count` trials."""
+    over = max(count // 10, min(count, 5))
+    first, last = moments[count - over], moments[count]
     parts = {name: (last[2][name] - first[2].get(name, 0.0)) / over for name in last[2]}
     apart = sum(parts.get(name, 0.0) for name in APART)
     whole = (last[0] - first[0]) / over
@@ -187,7 +188,8 @@ def _at(moments: list[tuple[float, float, dict[str, float]]], count: int) -> dic
 def _slope(resident: list[tuple[int, int]]) -> dict[str, Any]:
     """Return how the driver's resident bytes go on over the second half of the study."""
     later = resident[len(resident) // 2 :]
-    slope = statistics.linear_regression(*zip(*later, strict=True)).slope if len(later) > 1 else None
+    judged = len(later) * EVERY >= LEAST_TRIALS
+    slope = statistics.linear_regression(*zip(*later, strict=True)).slope if judged else None
     return {"samples": resident, "slope_bytes_per_trial": slope}
 
 

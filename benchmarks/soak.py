@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,11 +126,30 @@ class Driver:
 
 
 class Soak:
-    """One study under fire."""
+    """One study under fire.
 
-    def __init__(self, folder: Path, url: str, *, trials: int, seed: int, server: Server | None) -> None:
+    Args:
+        folder: An empty folder.
+        url: The database.
+        trials: Launched trials that are wanted.
+        seed: Of the moments and the kinds of blows.
+        server: What is restarted; None where there is no server.
+        first: The kinds of the first blows, which are not left to chance.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        url: str,
+        *,
+        trials: int,
+        seed: int,
+        server: Server | None,
+        first: Sequence[str] = (),
+    ) -> None:
         self._folder, self._url, self._trials, self._server = folder, url, trials, server
         self._random = random.Random(seed)
+        self._first = list(first)
         self.blows: Counter[str] = Counter()
         self._next = TRIALS_PER_BLOW // 2
         self._mark = f"SOAK_MARK={folder}"
@@ -153,8 +172,7 @@ class Soak:
                     for driver in self.drivers:
                         driver.sample(finished)
                     if finished >= self._next and finished < self._trials - 1:
-                        self._strike()
-                        self._next = finished + self._random.randint(2, 2 * TRIALS_PER_BLOW - 2)
+                        self._strike(finished)
                 if time.monotonic() - told > 10:
                     told = time.monotonic()
                     progress(
@@ -174,10 +192,11 @@ class Soak:
             return None
         return int(rows[0][0])
 
-    def _strike(self) -> None:
+    def _strike(self, finished: int) -> None:
         """Kill or restart something, drawn at random."""
         count = len(KINDS) if self._server is not None else 3
         kind = self._random.choices(KINDS[:count], WEIGHTS[:count])[0]
+        kind = self._first[0] if self._first else kind
         if kind.startswith("restart"):
             assert self._server is not None
             self._server.restart(kind.partition(" ")[2])
@@ -189,10 +208,12 @@ class Soak:
             if kind == "trial":
                 found = [pid for pid in found if "supervisor.py" not in dict(self._processes()).get(pid, "")]
             if not found:
-                return
+                return  # between two trials: at the next look
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._random.choice(found), signal.SIGKILL)
         self.blows[kind] += 1
+        self._next = finished + self._random.randint(2, 2 * TRIALS_PER_BLOW - 2)
+        self._first = self._first[1:]
 
     def _processes(self) -> list[tuple[int, str]]:
         """Return pid and command line of every process that was started by a driver of this soak."""
@@ -260,13 +281,20 @@ def leaks(folder: Path, trials: int) -> dict[str, Any]:
     }
 
 
-def soak(*, trials: int, seed: int, database: str, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Run one study under fire, in a folder and on a database of its own."""
+def soak(
+    *,
+    trials: int,
+    seed: int,
+    database: str,
+    progress: Callable[[str], None] = lambda text: None,
+    first: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Run one study under fire, in a folder and on a database of its own; see `Soak`."""
     with contextlib.ExitStack() as closing:
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="tuner-soak-")))
         server = closing.enter_context(Server()) if database == "postgresql" else None
         url = server.url if server is not None else f"sqlite:///{folder}/tuner.db"
-        return Soak(folder, url, trials=trials, seed=seed, server=server).run(progress)
+        return Soak(folder, url, trials=trials, seed=seed, server=server, first=first).run(progress)
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
