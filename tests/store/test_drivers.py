@@ -113,6 +113,7 @@ def test_who_leaves_lets_go_of_what_it_holds_and_of_nothing_else(store: Store) -
     for driver_id in drivers:
         assert store.slots.claim(study_id, driver_id, token=f"t{driver_id}", trials=9) is not None
         trial_id = store.writer.add_trial(study_id, driver_id, {}, driver_id=driver_id)
+        store.writer.record_result(trial_id, TrialResult(Outcome.COMPLETED))
         put(store, trial_id, driver_id)
     for reason in ("lost", "done"):  # the first reason counts
         store.drivers.leave(drivers[0], reason)
@@ -139,9 +140,29 @@ def test_what_is_given_up_counts_until_it_is_settled(store: Store) -> None:
     assert store.reader.living_drivers(study_id) == []
     with pytest.raises(LeaseLost):
         store.drivers.beat(driver_id)
+    store.writer.record_result(trial_id, TrialResult(Outcome.INTERRUPTED))
     store.drivers.leave(driver_id, "lost")
     assert lost(store, study_id) == []
     assert store.slots.claims(study_id).open == 0
+
+
+def test_who_leaves_with_an_unsettled_trial_keeps_its_slot_until_others_settle_it(store: Store) -> None:
+    """A driver whose last writes failed: its trial may have a report, which is recorded later."""
+    study_id = store.study()
+    driver_id, other_id = store.driver(study_id), store.drivers.join(study_id, this_process())
+    slot = store.slots.claim(study_id, driver_id, token="t", trials=1)
+    assert slot is not None
+    trial_id = store.writer.add_trial(study_id, 0, {}, driver_id=driver_id, slot_id=slot.id)
+    put(store, trial_id, driver_id)
+    store.drivers.leave(driver_id, "failed")
+    assert store.slots.claim(study_id, other_id, token="u", trials=1) is None
+    assert lost(store, study_id) == [driver_id]
+    store.writer.record_result(trial_id, TrialResult(Outcome.COMPLETED))
+    store.drivers.leave(driver_id, "lost")
+    assert lost(store, study_id) == []
+    assert store.slots.claim(study_id, other_id, token="v", trials=1) is None
+    assert store.sql("SELECT * FROM tuner_slot") == store.sql("SELECT * FROM tuner_reservation") == []
+    assert store.sql("SELECT end_reason FROM tuner_driver WHERE ended_at IS NOT NULL") == [("failed",)]
 
 
 def test_a_claim_that_was_under_way_holds_nothing_after_its_driver_left(store: Store) -> None:

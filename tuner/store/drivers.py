@@ -62,11 +62,17 @@ class Drivers(Transactional):
 
     @transaction
     def leave(self, connection: Connection, driver_id: int, reason: str) -> None:
-        """Stop being a driver, and let go of what is still held; of no effect on one that has ended."""
+        """Stop being a driver, and let go of what is held.
+
+        What belongs to a trial without an outcome stays until that is settled (the driver is `lost`
+        until then): were its slot free, another trial would be launched for it. The first reason counts.
+        """
         # First of all: a claim that is under way is waited for, so that it leaves nothing behind.
         connection.execute(_locked(driver_id))
+        trial = schema.trial.c
         for table in (schema.slot, schema.reservation):
-            connection.execute(delete(table).where(table.c.driver_id == driver_id))
+            unsettled = select(trial.id).where(trial.id == table.c.trial_id, trial.outcome.is_(None)).exists()
+            connection.execute(delete(table).where(table.c.driver_id == driver_id, ~unsettled))
         _end(connection, driver_id, reason)
 
     @transaction
