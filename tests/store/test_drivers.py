@@ -12,7 +12,7 @@ import pytest
 from tuner.errors import LeaseLost
 from tuner.processes import this_process
 from tuner.records import EpochMetrics, Failure, Outcome, Owner, TrialResult
-from tuner.store.drivers import SILENT_AFTER, require_living
+from tuner.store.drivers import SILENT_AFTER, Drivers, require_living
 
 if TYPE_CHECKING:
     import subprocess
@@ -84,6 +84,32 @@ def test_a_driver_that_cannot_be_seen_lives_until_it_is_silent(
         assert lost(store, study_id) == expected
     store.drivers.beat(driver_id)  # slow, not dead: nobody had given it up
     assert lost(store, study_id) == []
+
+
+def test_nobody_is_given_up_for_silence_right_after_the_database_was_away(store: Store) -> None:
+    """Ten minutes without it: one driver is back first, and one elsewhere is about to be."""
+    study_id = store.study()
+    mine, other = store.driver(study_id), store.drivers.join(study_id, ELSEWHERE)
+    for driver_id in (mine, other):
+        silent_for(store, driver_id, 2 * LIMIT_SECONDS)
+    for _ in range(2):
+        store.drivers.beat(mine)
+        assert lost(store, study_id) == []
+    assert len(store.reader.living_drivers(study_id)) == 2
+    moments = {"sqlite": f"datetime('now', '-{LIMIT_SECONDS + 60} seconds')"}
+    moment = moments.get(store.engine.dialect.name, f"now() - interval '{LIMIT_SECONDS + 60} seconds'")
+    store.sql(f"UPDATE tuner_driver SET back_at = {moment} WHERE back_at IS NOT NULL")
+    assert lost(store, study_id) == [other]  # it has had its time
+
+
+def test_a_join_whose_answer_was_lost_is_one_driver(store: Store) -> None:
+    def twice(call: Callable[[], Any], /) -> Any:
+        call()  # committed, and nobody heard of it
+        return call()
+
+    study_id = store.study()
+    joined = [Drivers(store.engine, twice).join(study_id, this_process()) for _ in range(2)]
+    assert [driver.id for driver in store.reader.living_drivers(study_id)] == joined
 
 
 @pytest.mark.parametrize("storage", ["postgresql"], indirect=True)

@@ -15,8 +15,8 @@ from typing import TypeVar
 from sqlalchemy import Connection, func, insert, select, text, update
 
 from tuner.store import schema
-from tuner.store.drivers import driver_of, is_lost, require_living
-from tuner.store.transactions import Transactional, database_now, transaction
+from tuner.store.drivers import driver_of, is_lost, require_living, silence_limit
+from tuner.store.transactions import Transactional, transaction
 
 Decided = TypeVar("Decided")
 _ADVISORY_LOCK = 0x74756E6573  # one book per database
@@ -117,13 +117,13 @@ class Reservations(Transactional):
 
 
 def _held(connection: Connection) -> list[Held]:
-    now = database_now(connection)
+    limit = silence_limit(connection)
     rows = connection.execute(select(schema.reservation).order_by(schema.reservation.c.id)).all()
     owners = select(schema.driver).where(
         schema.driver.c.id.in_({row.driver_id for row in rows}), schema.driver.c.ended_at.is_(None)
     )
     drivers = [driver_of(row) for row in connection.execute(owners)]
-    living = {driver.id for driver in drivers if not is_lost(driver, now)}
+    living = {driver.id for driver in drivers if not is_lost(driver, limit)}
     return [
         Held(
             id=row.id,
