@@ -196,6 +196,12 @@ def _create_reservation() -> None:
             comment="UTC, by the database's clock",
         ),
         sa.Column("granted_at", sa.DateTime(timezone=True), comment="NULL while it waits"),
+        sa.Column(
+            "for_pool",
+            sa.Boolean(),
+            nullable=False,
+            comment="true: it waits for its study's pool, not for the device",
+        ),
         _cascade("tuner_reservation", "driver_id", "tuner_driver"),
         _cascade("tuner_reservation", "trial_id", "tuner_trial"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_tuner_reservation")),

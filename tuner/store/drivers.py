@@ -21,7 +21,7 @@ from tuner.processes import is_alive
 from tuner.records import Owner
 from tuner.store import schema
 from tuner.store.rows import DriverRecord, to_storable
-from tuner.store.transactions import Transactional, database_now, in_utc, transaction
+from tuner.store.transactions import Transactional, database_now, in_utc, snapshot, transaction
 
 SILENT_AFTER = timedelta(seconds=300)
 GAP = timedelta(seconds=60)  # between two signs of life of one that lives: the database was away
@@ -103,7 +103,7 @@ class Drivers(Transactional):
         """
         _end(connection, driver_id, "lost")
 
-    @transaction
+    @snapshot
     def lost(self, connection: Connection, study_id: int) -> list[DriverRecord]:
         """Return the study's drivers that have ended without leaving, given up or not."""
         limit, table = silence_limit(connection), schema.driver.c

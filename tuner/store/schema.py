@@ -174,6 +174,9 @@ reservation = Table(
     Column("pid", Integer, comment="the trial's process, once it runs"),
     Column("asked_at", DateTime(timezone=True), nullable=False, comment="UTC, by the database's clock"),
     Column("granted_at", DateTime(timezone=True), comment="NULL while it waits"),
+    Column(
+        "for_pool", Boolean, nullable=False, comment="true: it waits for its study's pool, not for the device"
+    ),
     sqlite_autoincrement=True,
 )
 
