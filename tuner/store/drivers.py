@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, delete, func, insert, or_, select, update
 
-from tuner.errors import LeaseLost
+from tuner.errors import LeaseLost, StudyBusy
 from tuner.processes import is_alive
 from tuner.records import Owner
 from tuner.store import schema
@@ -112,6 +112,15 @@ class Drivers(Transactional):
         given_up = [driver_of(row) for row in connection.execute(query)]
         return [*given_up, *(one for one in _open_drivers(connection, study_id) if is_lost(one, limit))]
 
+    @snapshot
+    def require_none(self, connection: Connection, study_id: int) -> None:
+        """Check that nobody drives the study.
+
+        Raises:
+            StudyBusy: A driver does.
+        """
+        require_idle(connection, study_id)
+
     @transaction
     def request_stop(self, connection: Connection, study_id: int, reason: str) -> None:
         """Ask every driver of the study to end after its running trials."""
@@ -126,6 +135,17 @@ def living_drivers(connection: Connection, study_id: int) -> list[DriverRecord]:
     """Return the study's drivers that are at work."""
     limit = silence_limit(connection)
     return [driver for driver in _open_drivers(connection, study_id) if not is_lost(driver, limit)]
+
+
+def require_idle(connection: Connection, study_id: int) -> None:
+    """Check that nobody drives a study.
+
+    Raises:
+        StudyBusy: A driver does.
+    """
+    if living_drivers(connection, study_id):
+        name = connection.execute(select(schema.study.c.name).where(schema.study.c.id == study_id)).scalar()
+        raise StudyBusy(f"a driver works on study '{name}'", hint=f"stop it first: tuner stop {name}")
 
 
 def require_living(connection: Connection, driver_id: int) -> None:
