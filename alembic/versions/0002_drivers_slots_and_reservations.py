@@ -13,6 +13,7 @@ branch_labels = None
 depends_on = None
 
 _OWNER = ("owner_host", "owner_boot_id", "owner_pid", "owner_started")
+_CLAIMED_BY = ("outcome", "repeats")  # what a claim looks for within a study
 _SIZES = {
     "tuner_trial": {
         "used_before_bytes": "used on the device before its launch, by anybody",
@@ -71,6 +72,8 @@ def upgrade() -> None:
             ondelete="SET NULL",
         )
         table.create_index(op.f("ix_tuner_trial_driver_id"), ["driver_id"])
+        for column in _CLAIMED_BY:
+            table.create_index(op.f(f"ix_tuner_trial_study_id_{column}"), ["study_id", column])
     with op.batch_alter_table("tuner_metric") as table:
         for column in _sizes("tuner_metric"):
             table.add_column(column)
@@ -87,6 +90,7 @@ def _create_driver() -> None:
             nullable=False,
             comment="also the fencing token of what it holds: ids only grow",
         ),
+        sa.Column("token", sa.String(36), nullable=False, comment="chosen when it joins: a join repeats"),
         sa.Column("study_id", sa.Integer(), nullable=False),
         sa.Column("host", sa.String(255), nullable=False, comment="where it runs"),
         sa.Column(
@@ -115,6 +119,11 @@ def _create_driver() -> None:
             comment="last sign of life, by the same clock",
         ),
         sa.Column(
+            "back_at",
+            sa.DateTime(timezone=True),
+            comment="when its signs of life came again after a gap, or NULL",
+        ),
+        sa.Column(
             "ended_at",
             sa.DateTime(timezone=True),
             comment="when it left, or was given up; NULL while it works",
@@ -133,6 +142,7 @@ def _create_driver() -> None:
             ondelete="CASCADE",
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_tuner_driver")),
+        sa.UniqueConstraint("token", name=op.f("uq_tuner_driver_token")),
         sqlite_autoincrement=True,
     )
     op.create_index(op.f("ix_tuner_driver_study_id"), "tuner_driver", ["study_id"])
@@ -186,6 +196,12 @@ def _create_reservation() -> None:
             comment="UTC, by the database's clock",
         ),
         sa.Column("granted_at", sa.DateTime(timezone=True), comment="NULL while it waits"),
+        sa.Column(
+            "for_pool",
+            sa.Boolean(),
+            nullable=False,
+            comment="true: it waits for its study's pool, not for the device",
+        ),
         _cascade("tuner_reservation", "driver_id", "tuner_driver"),
         _cascade("tuner_reservation", "trial_id", "tuner_trial"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_tuner_reservation")),
@@ -210,7 +226,8 @@ def downgrade() -> None:
         for column in _sizes("tuner_metric"):
             table.drop_column(column.name)
     with op.batch_alter_table("tuner_trial") as table:
-        table.drop_index(op.f("ix_tuner_trial_driver_id"))
+        for column in ("driver_id", *(f"study_id_{column}" for column in _CLAIMED_BY)):
+            table.drop_index(op.f(f"ix_tuner_trial_{column}"))
         table.drop_constraint(op.f("fk_tuner_trial_driver_id_tuner_driver"), type_="foreignkey")
         for column in _trial_columns():
             table.drop_column(column.name)

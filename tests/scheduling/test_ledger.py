@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy import QueuePool
 
 from tests.store.conftest import Store
 from tuner.measure.nvml import DeviceMemory
@@ -21,7 +22,7 @@ from tuner.store.engine import parse_url
 from tuner.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 TOTAL = 100 * GIB
 GPU = Place("cuda:0", "a GPU", "GPU-1", TOTAL, TOTAL)
@@ -62,8 +63,8 @@ def store(sqlite_url: str) -> Iterator[Store]:
 class Trials:
     """Trials of one driver: each asks, may run as a process, and ends."""
 
-    def __init__(self, store: Store, *places: Place, pool: int | None = None) -> None:
-        self._store, self._study_id = store, store.study()
+    def __init__(self, store: Store, *places: Place, pool: int | None = None, name: str = "plain") -> None:
+        self._store, self._study_id = store, store.study(name)
         self.ledger = Ledger(store.reservations, places, pool_bytes=pool)
         self._ids: dict[int, int] = {}
 
@@ -142,6 +143,51 @@ def test_where_nvml_tells_no_processes_others_hold_what_they_held_before_ours_ra
     assert trials.ask(0, 40 * GIB).granted
     gpu.by_pid[11] = 5 * GIB  # it has just begun: 55 in use less its 40 would leave others 15
     assert "other processes use 50.00 GiB" in trials.ask(1, 20 * GIB).reason
+
+
+def test_what_others_no_longer_use_is_not_held_against_them(store: Store, gpu: Gpu) -> None:
+    """In a container others are never told apart while a trial of ours runs."""
+    gpu.per_process = False
+    trials = Trials(store, GPU)
+    gpu.by_pid = {99: 70 * GIB}
+    assert trials.ask(0, 20 * GIB).granted
+    gpu.by_pid = {11: 6 * GIB}
+    assert trials.ask(1, 60 * GIB).granted  # (100 - 6) × 0.95 - 20 = 69.3
+    gpu.by_pid = {11: 20 * GIB, 12: 50 * GIB}  # what is ours by now: 6 is all that others may have
+    assert "other processes use 6.00 GiB" in trials.ask(2, 40 * GIB).reason
+
+
+@pytest.mark.parametrize("place", [GPU, CPU])
+def test_memory_is_read_while_nobody_waits_for_the_reservations(
+    store: Store, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, place: Place
+) -> None:
+    busy: list[int] = []
+    pool = store.engine.pool
+    assert isinstance(pool, QueuePool)
+
+    def noted(read: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: (busy.append(pool.checkedout()), read(*args))[1]
+
+    monkeypatch.setattr(module.nvml, "memory_of", noted(gpu.memory_of))
+    for name in ("available_host_bytes", "process_memory"):
+        monkeypatch.setattr(module, name, noted(getattr(module, name)))
+    trials = Trials(store, place)
+    assert trials.ask(0, GIB, GIB).granted
+    trials.runs_as(0, os.getpid())
+    assert trials.ask(1, GIB, GIB).granted
+    assert len(busy) >= 3
+    assert not any(busy)
+
+
+def test_a_pool_counts_the_trials_of_its_own_study(store: Store, gpu: Gpu) -> None:
+    small, large = Trials(store, GPU, pool=10 * GIB), Trials(store, GPU, name="large")
+    assert large.ask(0, 12 * GIB).granted
+    assert small.ask(0, 6 * GIB).granted
+    refused = small.ask(1, 6 * GIB)
+    assert refused.reason == "6.00 GiB on cuda:0: 1 trial there holds 6.00 GiB of 10.00 GiB"
+    assert large.ask(1, 12 * GIB).granted
+    small.ends(0)
+    assert small.ask(1, 6 * GIB).granted
 
 
 def test_a_broken_nvml_forgets_nothing(store: Store, gpu: Gpu) -> None:

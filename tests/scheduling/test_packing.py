@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 
@@ -175,3 +176,22 @@ def test_host_memory_is_kept_for_who_waits_longer_on_any_device() -> None:
     assert refused.reason == "its turn on the host's memory: 50 B are kept for who waits longer"
     assert decide(Wish(10, 5), places, HOST, held, trial_id=-1).room.key == "GPU-1"
     assert decide(Wish(10, 50), places, HOST, held, trial_id=waiting.trial_id).granted
+
+
+def test_a_small_pool_holds_back_its_own_study_alone() -> None:
+    """An 80 GiB card: study 1 has a pool of 10 and runs 6 of it, study 2 has 12 GiB trials."""
+    place = Room("GPU-0", "cuda:0", 80, 80, study_bytes=10)
+    held = [
+        Held(1, 1, "GPU-0", 12, "h", 0, granted=True, study_id=2),
+        Held(2, 2, "GPU-0", 6, "h", 0, granted=True, study_id=1),
+    ]
+    assert decide(Wish(4), [place], HOST, held, trial_id=3, study_id=1).granted  # 10 of 10
+    made = decide(Wish(6), [place], HOST, held, trial_id=3, study_id=1)
+    assert (made.granted, made.for_pool) == (False, True)
+    assert made.reason == "6 B on cuda:0: 1 trial there holds 6 B of 10 B"
+    waiting = Held(3, 3, "GPU-0", 6, "h", 0, granted=False, study_id=1, for_pool=True)
+    open_place = dataclasses.replace(place, study_bytes=None)
+    assert decide(Wish(62), [open_place], HOST, [*held, waiting], trial_id=4, study_id=2).granted
+    assert not decide(Wish(1), [place], HOST, [*held, waiting], trial_id=4, study_id=1).granted  # its turn
+    blocking = dataclasses.replace(waiting, for_pool=False)  # the device has no room for it
+    assert not decide(Wish(1), [open_place], HOST, [*held, blocking], trial_id=4, study_id=2).granted

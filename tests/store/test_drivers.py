@@ -12,7 +12,7 @@ import pytest
 from tuner.errors import LeaseLost
 from tuner.processes import this_process
 from tuner.records import EpochMetrics, Failure, Outcome, Owner, TrialResult
-from tuner.store.drivers import SILENT_AFTER, require_living
+from tuner.store.drivers import SILENT_AFTER, Drivers, require_living
 
 if TYPE_CHECKING:
     import subprocess
@@ -86,6 +86,32 @@ def test_a_driver_that_cannot_be_seen_lives_until_it_is_silent(
     assert lost(store, study_id) == []
 
 
+def test_nobody_is_given_up_for_silence_right_after_the_database_was_away(store: Store) -> None:
+    """Ten minutes without it: one driver is back first, and one elsewhere is about to be."""
+    study_id = store.study()
+    mine, other = store.driver(study_id), store.drivers.join(study_id, ELSEWHERE)
+    for driver_id in (mine, other):
+        silent_for(store, driver_id, 2 * LIMIT_SECONDS)
+    for _ in range(2):
+        store.drivers.beat(mine)
+        assert lost(store, study_id) == []
+    assert len(store.reader.living_drivers(study_id)) == 2
+    moments = {"sqlite": f"datetime('now', '-{LIMIT_SECONDS + 60} seconds')"}
+    moment = moments.get(store.engine.dialect.name, f"now() - interval '{LIMIT_SECONDS + 60} seconds'")
+    store.sql(f"UPDATE tuner_driver SET back_at = {moment} WHERE back_at IS NOT NULL")
+    assert lost(store, study_id) == [other]  # it has had its time
+
+
+def test_a_join_whose_answer_was_lost_is_one_driver(store: Store) -> None:
+    def twice(call: Callable[[], Any], /) -> Any:
+        call()  # committed, and nobody heard of it
+        return call()
+
+    study_id = store.study()
+    joined = [Drivers(store.engine, twice).join(study_id, this_process()) for _ in range(2)]
+    assert [driver.id for driver in store.reader.living_drivers(study_id)] == joined
+
+
 @pytest.mark.parametrize("storage", ["postgresql"], indirect=True)
 def test_silence_is_the_same_in_every_time_zone_of_the_server(store: Store) -> None:
     study_id = store.study()
@@ -113,6 +139,7 @@ def test_who_leaves_lets_go_of_what_it_holds_and_of_nothing_else(store: Store) -
     for driver_id in drivers:
         assert store.slots.claim(study_id, driver_id, token=f"t{driver_id}", trials=9) is not None
         trial_id = store.writer.add_trial(study_id, driver_id, {}, driver_id=driver_id)
+        store.writer.record_result(trial_id, TrialResult(Outcome.COMPLETED))
         put(store, trial_id, driver_id)
     for reason in ("lost", "done"):  # the first reason counts
         store.drivers.leave(drivers[0], reason)
@@ -139,9 +166,29 @@ def test_what_is_given_up_counts_until_it_is_settled(store: Store) -> None:
     assert store.reader.living_drivers(study_id) == []
     with pytest.raises(LeaseLost):
         store.drivers.beat(driver_id)
+    store.writer.record_result(trial_id, TrialResult(Outcome.INTERRUPTED))
     store.drivers.leave(driver_id, "lost")
     assert lost(store, study_id) == []
     assert store.slots.claims(study_id).open == 0
+
+
+def test_who_leaves_with_an_unsettled_trial_keeps_its_slot_until_others_settle_it(store: Store) -> None:
+    """A driver whose last writes failed: its trial may have a report, which is recorded later."""
+    study_id = store.study()
+    driver_id, other_id = store.driver(study_id), store.drivers.join(study_id, this_process())
+    slot = store.slots.claim(study_id, driver_id, token="t", trials=1)
+    assert slot is not None
+    trial_id = store.writer.add_trial(study_id, 0, {}, driver_id=driver_id, slot_id=slot.id)
+    put(store, trial_id, driver_id)
+    store.drivers.leave(driver_id, "failed")
+    assert store.slots.claim(study_id, other_id, token="u", trials=1) is None
+    assert lost(store, study_id) == [driver_id]
+    store.writer.record_result(trial_id, TrialResult(Outcome.COMPLETED))
+    store.drivers.leave(driver_id, "lost")
+    assert lost(store, study_id) == []
+    assert store.slots.claim(study_id, other_id, token="v", trials=1) is None
+    assert store.sql("SELECT * FROM tuner_slot") == store.sql("SELECT * FROM tuner_reservation") == []
+    assert store.sql("SELECT end_reason FROM tuner_driver WHERE ended_at IS NOT NULL") == [("failed",)]
 
 
 def test_a_claim_that_was_under_way_holds_nothing_after_its_driver_left(store: Store) -> None:

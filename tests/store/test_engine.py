@@ -11,10 +11,13 @@ from sqlalchemy import URL, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from tuner.errors import SchemaError, StoreError, UsageError
+from tuner.search.optuna_study import optuna_storage
 from tuner.store import migrations
 from tuner.store.drivers import Drivers
 from tuner.store.engine import describe_url, open_engine, parse_url, store_errors
 from tuner.store.opening import open_existing, reading, writing
+from tuner.store.reservations import Reservations
+from tuner.store.slots import Claims, Slots
 from tuner.store.writer import Writer
 
 if TYPE_CHECKING:
@@ -81,6 +84,14 @@ def test_credentials_in_the_query_are_never_shown() -> None:
     url = parse_url("postgresql://host/database?user=someone&password=Zq9Xy8")
     assert describe_url(url) == "postgresql://host/database"
     assert describe_url(parse_url("sqlite:///tuner.db?key=Zq9Xy8")) == "tuner.db"
+
+
+@pytest.mark.parametrize("shown", [PASSWORD, ENCODED, "Zq9+Xy%268"])
+def test_a_drivers_message_is_shown_without_secrets_in_any_form(shown: str) -> None:
+    url = parse_url(f"postgresql://user:{ENCODED}@host/database?options=Zq9+Xy%268")
+    with pytest.raises(StoreError) as caught, store_errors(url):
+        raise OperationalError("SELECT 1", {}, Exception(f"cannot connect to {shown} at all"))
+    assert "cannot connect to *** at all" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -189,6 +200,35 @@ def test_a_writer_under_another_programs_lock_gets_a_sentence_and_readers_read(s
         with reading(url) as reader:
             assert reader.studies() == []
     Writer(engine).delete_study(1)
+    engine.dispose()
+
+
+def test_a_server_that_vanishes_is_noticed_within_half_a_minute(postgresql_url: str) -> None:
+    """What libpq was told, of our connections and of Optuna's; a URL may say something else."""
+    for more, probes in (("", "4"), ("&keepalives_count=9", "9")):
+        url = parse_url(postgresql_url + more)
+        with optuna_storage(url) as storage:
+            for engine in (open_engine(url), open_engine(url, read_only=True), storage.engine):
+                with engine.connect() as connection:
+                    known = connection.connection.driver_connection.info.get_parameters()  # type: ignore[union-attr]
+                engine.dispose()
+                assert (known["tcp_user_timeout"], known["keepalives"]) == ("30000", "1")
+                idle, interval = int(known["keepalives_idle"]), int(known["keepalives_interval"])
+                assert known["keepalives_count"] == probes
+                assert idle + interval * 4 <= 30
+
+
+def test_reads_go_on_while_another_program_writes(sqlite_url: str) -> None:
+    url = parse_url(sqlite_url)
+    engine = open_engine(url, busy_timeout_seconds=0.05)
+    migrations.upgrade(engine)
+    drivers, slots, reservations = Drivers(engine), Slots(engine), Reservations(engine)
+    with closing(sqlite3.connect(url.database or "", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert slots.claims(1) == Claims(0, 0)
+        assert not slots.asking(1)
+        assert drivers.lost(1) == reservations.all() == []
+        assert reservations.pid_of(1) is None
     engine.dispose()
 
 

@@ -8,6 +8,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import event
+
 from tests.store.reservers import POOL, reserve_at_random
 from tuner.processes import this_process
 from tuner.records import Outcome, Owner, TrialResult
@@ -36,8 +38,8 @@ def test_a_place_in_the_queue_is_kept_until_the_trial_ends(store: Store) -> None
     store.reservations.runs_as(first, 77)
     held = store.reservations.all()
     assert held == [
-        Held(held[0].id, first, "GPU-2", 5, "h", 2**33, granted=True, pid=77),
-        Held(held[1].id, second, "GPU-1", 2**40, "h", 2**33, granted=False),
+        Held(held[0].id, first, "GPU-2", 5, "h", 2**33, granted=True, pid=77, study_id=study_id),
+        Held(held[1].id, second, "GPU-1", 2**40, "h", 2**33, granted=False, study_id=study_id),
     ]
     assert held[0].id < held[1].id
     assert store.reservations.pid_of(first) is None  # a process of the host h: nothing to look for here
@@ -45,6 +47,21 @@ def test_a_place_in_the_queue_is_kept_until_the_trial_ends(store: Store) -> None
     assert (store.reservations.pid_of(first), store.reservations.pid_of(second)) == (77, None)
     store.writer.record_result(first, TrialResult(Outcome.COMPLETED))
     assert [row.trial_id for row in store.reservations.all()] == [second]
+
+
+def test_nothing_is_written_where_nothing_changes(store: Store) -> None:
+    study_id = store.study()
+    driver_id, trial_id = store.driver(study_id), store.trial(study_id)
+    written: list[str] = []
+
+    @event.listens_for(store.engine, "before_cursor_execute")
+    def note(connection: Any, cursor: Any, statement: str, *args: Any) -> None:
+        written.extend([statement] if statement.startswith(("INSERT", "UPDATE")) else [])
+
+    changes: list[dict[str, Any]] = [{}, {}, {"device_bytes": 7}, {"device_bytes": 7}]
+    changes += [{"device_bytes": 7, "granted": True}] * 2
+    counts = [put(store, trial_id, driver_id, **change) or len(written) for change in changes]
+    assert counts == [1, 1, 2, 2, 3, 3]
 
 
 def test_a_second_attempt_queues_anew_at_the_end(store: Store) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import click
 
 from tuner.cli.options import storage_option, storage_url
-from tuner.errors import StudyBusy
 
 
 @click.command("delete", short_help="Delete a study.")
@@ -15,16 +16,22 @@ from tuner.errors import StudyBusy
 def command(name: str, storage: str | None, yes: bool) -> None:
     """Delete study NAME with its trials, here and on Optuna's side. Run folders stay (tuner clean)."""
     from tuner.search.optuna_study import delete_study
+    from tuner.store.engine import open_engine
+    from tuner.store.locks import exclusive
     from tuner.store.opening import writing
 
     url = storage_url(storage)
-    with writing(url) as (reader, writer, _):
+    with writing(url) as (reader, writer, drivers):
         study = reader.study(name)
-        if reader.living_drivers(study.id):
-            raise StudyBusy(f"a driver works on study '{name}'", hint=f"stop it first: tuner stop {name}")
+        drivers.require_none(study.id)
         count = sum(reader.outcomes(study.id).values())
         if not yes:
             click.confirm(f"delete study '{name}' with {count} trials?", abort=True, err=True)
-        delete_study(url, name)
-        writer.delete_study(study.id)
+        # Who creates a study of this name meanwhile waits for the lock before it uses Optuna's side.
+        with ExitStack() as closing:
+            engine = open_engine(url)
+            closing.callback(engine.dispose)
+            closing.enter_context(exclusive(engine, "optuna"))
+            writer.delete_study(study.id)  # looks for drivers again: first of all, then
+            delete_study(url, name)
     click.echo(f"deleted study '{name}' with {count} trials", err=True)

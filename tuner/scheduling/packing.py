@@ -4,6 +4,7 @@
 * Who waits longer comes first: behind a trial that waits for a device nobody is let onto it, so that
   a large trial is not starved by small ones. The other devices stay open. The host's memory that it
   waits for, or will need, is kept for it on all of them.
+* A study's pool limits that study alone. A trial that waits for it alone keeps nothing from others'.
 * Alone on a device a trial may have all that others leave; the headroom is kept between trials.
 """
 
@@ -31,9 +32,10 @@ class Room:
     Attributes:
         key: A GPU's UUID, `cpu@HOST`, or the host.
         name: What a person calls it: `cuda:0`, `cpu`, `host memory`.
-        pool_bytes: What our trials may have together.
+        pool_bytes: What the trials of all studies may have together.
         alone_bytes: What a single one may have; None where a single one is always let in.
         others: What is known of other users, as a sentence's end; "" where there are none.
+        study_bytes: What the trials of the asking one's study may have together; None: no limit.
     """
 
     key: str
@@ -41,6 +43,7 @@ class Room:
     pool_bytes: int
     alone_bytes: int | None
     others: str = ""
+    study_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -51,14 +54,18 @@ class Decision:
         room: The device.
         granted: Whether the trial may start.
         reason: What it waits for, a sentence; "" when granted.
+        for_pool: Whether it waits for its study's pool, the device having room for it.
     """
 
     room: Room
     granted: bool
     reason: str = ""
+    for_pool: bool = False
 
 
-def decide(wish: Wish, rooms: Sequence[Room], host: Room, held: Sequence[Held], *, trial_id: int) -> Decision:
+def decide(
+    wish: Wish, rooms: Sequence[Room], host: Room, held: Sequence[Held], *, trial_id: int, study_id: int = 0
+) -> Decision:
     """Return where a trial goes, or which device it waits for.
 
     Args:
@@ -67,26 +74,48 @@ def decide(wish: Wish, rooms: Sequence[Room], host: Room, held: Sequence[Held], 
         host: The host's memory.
         held: The reservations of all living drivers, who waits longest first; its own may be among them.
         trial_id: The trial.
+        study_id: Its study.
     """
     own_id = next((row.id for row in held if row.trial_id == trial_id), None)
     others = [row for row in held if row.trial_id != trial_id]
     running = [row for row in others if row.granted]
-    earlier = [row for row in others if not row.granted and (own_id is None or row.id < own_id)]
+    earlier = [
+        row
+        for row in others
+        if not row.granted
+        and (own_id is None or row.id < own_id)
+        and (row.study_id == study_id or not row.for_pool)
+    ]
     host_reason = _lacks_host(wish.host_bytes, host, running, earlier)
     found: list[tuple[int, Room]] = []
-    waits: list[tuple[int, Room, str]] = []
+    waits: list[tuple[int, Decision]] = []
     for room in rooms:
-        taken = [row.device_bytes for row in running if row.device == room.key]
-        left_bytes = room.pool_bytes - sum(taken) - wish.device_bytes
-        reason = host_reason or _lacks(wish.device_bytes, room, taken) or _behind(earlier, room)
+        there = [row for row in running if row.device == room.key]
+        taken = [row.device_bytes for row in there]
+        from_pool = [row.device_bytes for row in there if row.study_id == study_id]
+        left_bytes = _left_bytes(room, taken, from_pool) - wish.device_bytes
+        reason = host_reason or _lacks(wish.device_bytes, room, taken)
+        pool_reason = "" if reason else _lacks_pool(wish.device_bytes, room, from_pool)
+        reason = reason or pool_reason or _behind(earlier, room)
         if reason:
-            waits.append((left_bytes, room, reason))
+            waiting = Decision(room, granted=False, reason=reason, for_pool=bool(pool_reason))
+            waits.append((left_bytes, waiting))
         else:
             found.append((left_bytes, room))
     if found:
         return Decision(min(found, key=lambda place: (place[0], place[1].name))[1], granted=True)
-    _, room, reason = max(waits, key=lambda place: place[0])
-    return Decision(room, granted=False, reason=reason)
+    return max(waits, key=lambda place: place[0])[1]
+
+
+def _left_bytes(room: Room, taken: Sequence[int], from_pool: Sequence[int]) -> int:
+    left_bytes = room.pool_bytes - sum(taken)
+    return left_bytes if room.study_bytes is None else min(left_bytes, room.study_bytes - sum(from_pool))
+
+
+def _lacks_pool(wanted_bytes: int, room: Room, from_pool: Sequence[int]) -> str:
+    if room.study_bytes is None:
+        return ""
+    return _lacks(wanted_bytes, Room(room.key, room.name, room.study_bytes, room.study_bytes), from_pool)
 
 
 def _lacks_host(wanted_bytes: int, host: Room, running: Sequence[Held], earlier: Sequence[Held]) -> str:

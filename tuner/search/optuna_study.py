@@ -16,14 +16,14 @@ import hashlib
 import math
 import warnings
 from collections.abc import Iterator
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import optuna
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from tuner.records import Outcome
-from tuner.store.engine import BUSY_TIMEOUT_SECONDS, URL, prepare_sqlite
+from tuner.store.engine import URL, connect_args, prepare_sqlite
 from tuner.store.transactions import Patience, at_once
 
 MEMORY = "memory"
@@ -200,12 +200,9 @@ def _close(storage: optuna.storages.RDBStorage) -> None:
 
 
 def _open_storage(url: URL) -> optuna.storages.RDBStorage:
-    connect_args: dict[str, Any] = {"connect_timeout": 10}
-    if url.drivername == "sqlite":
-        connect_args = {"timeout": BUSY_TIMEOUT_SECONDS}
     storage = optuna.storages.RDBStorage(
         url.render_as_string(hide_password=False),
-        engine_kwargs={"connect_args": connect_args, "pool_pre_ping": True},
+        engine_kwargs={"connect_args": connect_args(url), "pool_pre_ping": True},
     )
     prepare_sqlite(storage.engine)
     return storage

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, quote_plus, unquote
 
 from sqlalchemy import URL as URL
 from sqlalchemy import Engine as Engine
@@ -24,7 +24,16 @@ DEFAULT_URL = "sqlite:///tuner.db"
 BUSY_TIMEOUT_SECONDS = 30
 READS_ONLY = "tuner_reads_only"  # execution option: the transaction takes no lock for writing
 _URL_HINT = "a storage URL looks like sqlite:///tuner.db or postgresql://user:password@host/database"
-_SHORTEST_SECRET = 3  # a query value such as connect_timeout=1 would only garble a message
+SHORTEST_SECRET = 3  # a query value such as connect_timeout=1 occurs in every other text
+# A server whose host vanishes answers nothing: after half a minute that is an error, not hours later.
+_POSTGRESQL_LIMITS = {
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
+}
 _DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
 
 
@@ -96,6 +105,13 @@ def open_engine(url: URL, *, read_only: bool = False, busy_timeout_seconds: floa
     return engine
 
 
+def connect_args(url: URL) -> dict[str, Any]:
+    """Return what limits how long a connection waits; what the URL says itself stays as it is."""
+    if url.drivername == "sqlite":
+        return {"timeout": BUSY_TIMEOUT_SECONDS}
+    return {name: value for name, value in _POSTGRESQL_LIMITS.items() if name not in url.query}
+
+
 def prepare_sqlite(engine: Engine) -> None:
     """Let Optuna's SQLite engine share its file with other writers.
 
@@ -144,7 +160,7 @@ def _begin_to_write(
 
 
 def _postgresql(url: URL, *, read_only: bool) -> Engine:
-    engine = create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": 10})
+    engine = create_engine(url, pool_pre_ping=True, connect_args=connect_args(url))
     if read_only:
 
         @event.listens_for(engine, "begin")
@@ -179,13 +195,14 @@ def store_errors(url: URL) -> Iterator[None]:
         raise StoreError(_explained(error, url)) from None
 
 
-def _secrets(url: URL) -> Iterator[str]:
-    if url.password:
-        yield str(url.password)
+def secrets_of(url: URL) -> Iterator[str]:
+    """Yield what may be a secret of a URL, as it is and percent-encoded."""
+    given = [str(url.password)] if url.password else []
     for value in url.query.values():
-        for text in (value,) if isinstance(value, str) else value:
-            if len(text) > _SHORTEST_SECRET:
-                yield text
+        texts = (value,) if isinstance(value, str) else value
+        given.extend(text for text in texts if len(text) > SHORTEST_SECRET)
+    for secret in given:
+        yield from {secret, quote(secret, safe=""), quote_plus(secret)}
 
 
 def _explained(error: SQLAlchemyError, url: URL) -> str:
@@ -193,7 +210,7 @@ def _explained(error: SQLAlchemyError, url: URL) -> str:
         return f"no driver is installed for {url.drivername}"
     cause = error.orig if isinstance(error, DBAPIError) else error
     text = " ".join(str(cause).split())
-    for secret in _secrets(url):
+    for secret in secrets_of(url):
         text = text.replace(secret, "***")
     place = describe_url(url)
     if "unable to open database file" in text:

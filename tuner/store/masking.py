@@ -6,15 +6,12 @@ settings file. What is kept of a URL is kind, host and database.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
-from urllib.parse import quote, quote_plus
 
 from tuner.errors import UsageError
-from tuner.store.engine import URL, describe_url, parse_url
+from tuner.store.engine import SHORTEST_SECRET, URL, describe_url, parse_url, secrets_of
 
 HIDDEN = "***"
-_SHORTEST_SECRET = 3  # a query value such as connect_timeout=1 occurs in every other text
 
 
 def shown_url(text: str) -> str:
@@ -50,13 +47,5 @@ def _masked_text(text: str, url: URL) -> str:
         if separator and option.startswith("-") and "://" not in option:
             return f"{option}={shown_url(rest)}"
         return shown_url(text)
-    return HIDDEN if any(secret in text for secret in _secrets(url)) else text
-
-
-def _secrets(url: URL) -> Iterator[str]:
-    given = [str(url.password)] if url.password else []
-    for value in url.query.values():
-        given.extend((value,) if isinstance(value, str) else value)
-    for secret in given:
-        if len(secret) > _SHORTEST_SECRET:
-            yield from {secret, quote(secret, safe=""), quote_plus(secret)}
+    secrets = (secret for secret in secrets_of(url) if len(secret) > SHORTEST_SECRET)
+    return HIDDEN if any(secret in text for secret in secrets) else text

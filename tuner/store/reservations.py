@@ -15,8 +15,8 @@ from typing import TypeVar
 from sqlalchemy import Connection, func, insert, select, text, update
 
 from tuner.store import schema
-from tuner.store.drivers import driver_of, is_lost, require_living
-from tuner.store.transactions import Transactional, database_now, transaction
+from tuner.store.drivers import driver_of, is_lost, require_living, silence_limit
+from tuner.store.transactions import Transactional, snapshot, transaction
 
 Decided = TypeVar("Decided")
 _ADVISORY_LOCK = 0x74756E6573  # one book per database
@@ -35,6 +35,8 @@ class Held:
         host_bytes: Set aside there; 0 where the device is the host.
         granted: False while it waits.
         pid: The trial's process, once it runs.
+        study_id: The study of its driver.
+        for_pool: Whether it waits for what its study may have together, not for the device.
     """
 
     id: int
@@ -45,6 +47,8 @@ class Held:
     host_bytes: int
     granted: bool
     pid: int | None = None
+    study_id: int = 0
+    for_pool: bool = False
 
 
 class Book:
@@ -64,26 +68,48 @@ class Book:
         host: str,
         host_bytes: int,
         granted: bool,
+        for_pool: bool = False,
     ) -> None:
         """Enter a trial's reservation, or change the one that it has; its place in the queue stays.
+
+        Nothing is written where nothing changes.
 
         Raises:
             LeaseLost: Others have given this driver up.
         """
         require_living(self._connection, driver_id)
         table = schema.reservation
-        now = func.current_timestamp()
         values = {
             "driver_id": driver_id,
             "device": device,
             "device_bytes": device_bytes,
             "host": host,
             "host_bytes": host_bytes,
-            "granted_at": now if granted else None,
+            "for_pool": for_pool,
         }
-        changed = self._connection.execute(update(table).where(table.c.trial_id == trial_id).values(**values))
-        if not changed.rowcount:
-            self._connection.execute(insert(table).values(trial_id=trial_id, asked_at=now, **values))
+        now = func.current_timestamp()
+        granted_at = {"granted_at": now if granted else None}
+        of_trial = table.c.trial_id == trial_id
+        known = self._connection.execute(select(table).where(of_trial)).one_or_none()
+        if known is None:
+            new = {"trial_id": trial_id, "asked_at": now, **values, **granted_at}
+            self._connection.execute(insert(table).values(**new))
+        elif (known.granted_at is not None) != granted or any(
+            getattr(known, name) != value for name, value in values.items()
+        ):
+            self._connection.execute(update(table).where(of_trial).values(**values, **granted_at))
+
+    def study_of(self, driver_id: int) -> int:
+        """Return the study that a driver works on.
+
+        Raises:
+            LeaseLost: Others have given this driver up.
+        """
+        require_living(self._connection, driver_id)
+        driver = schema.driver.c
+        return int(
+            self._connection.execute(select(driver.study_id).where(driver.id == driver_id)).scalar_one()
+        )
 
 
 class Reservations(Transactional):
@@ -102,7 +128,7 @@ class Reservations(Transactional):
         table = schema.reservation
         connection.execute(update(table).where(table.c.trial_id == trial_id).values(pid=pid))
 
-    @transaction
+    @snapshot
     def pid_of(self, connection: Connection, trial_id: int) -> int | None:
         """Return the process of this host that a trial was noted to run as, or None."""
         row = schema.reservation.c
@@ -110,20 +136,20 @@ class Reservations(Transactional):
         pid: int | None = connection.execute(select(row.pid).where(here)).scalar()
         return pid
 
-    @transaction
+    @snapshot
     def all(self, connection: Connection) -> list[Held]:
         """Return the reservations of living drivers, who waits longest first."""
         return _held(connection)
 
 
 def _held(connection: Connection) -> list[Held]:
-    now = database_now(connection)
+    limit = silence_limit(connection)
     rows = connection.execute(select(schema.reservation).order_by(schema.reservation.c.id)).all()
     owners = select(schema.driver).where(
         schema.driver.c.id.in_({row.driver_id for row in rows}), schema.driver.c.ended_at.is_(None)
     )
     drivers = [driver_of(row) for row in connection.execute(owners)]
-    living = {driver.id for driver in drivers if not is_lost(driver, now)}
+    living = {driver.id: driver.study_id for driver in drivers if not is_lost(driver, limit)}
     return [
         Held(
             id=row.id,
@@ -134,6 +160,8 @@ def _held(connection: Connection) -> list[Held]:
             host_bytes=row.host_bytes,
             granted=row.granted_at is not None,
             pid=row.pid,
+            study_id=living[row.driver_id],
+            for_pool=row.for_pool,
         )
         for row in rows
         if row.driver_id in living

@@ -15,6 +15,7 @@ from sqlalchemy import (
     DateTime,
     Double,
     ForeignKey,
+    Index,
     Integer,
     MetaData,
     String,
@@ -62,6 +63,7 @@ driver = Table(
     "tuner_driver",
     metadata,
     Column("id", Integer, primary_key=True, comment="also the fencing token of what it holds: ids only grow"),
+    Column("token", String(36), nullable=False, unique=True, comment="chosen when it joins: a join repeats"),
     Column("study_id", ForeignKey(study.c.id, ondelete="CASCADE"), nullable=False, index=True),
     Column("host", String(255), nullable=False, comment="where it runs"),
     Column("boot_id", String(64), nullable=False, comment="boot of that host: a pid is unique within one"),
@@ -70,6 +72,9 @@ driver = Table(
     Column("joined_at", DateTime(timezone=True), nullable=False, comment="UTC, by the database's clock"),
     Column(
         "seen_at", DateTime(timezone=True), nullable=False, comment="last sign of life, by the same clock"
+    ),
+    Column(
+        "back_at", DateTime(timezone=True), comment="when its signs of life came again after a gap, or NULL"
     ),
     Column("ended_at", DateTime(timezone=True), comment="when it left, or was given up; NULL while it works"),
     Column("end_reason", Text, comment="why it ended; 'lost' where others gave it up"),
@@ -136,6 +141,9 @@ trial = Table(
     ),
     Column("late_result", JSON, comment="a result that came after the trial had been given up"),
     UniqueConstraint("study_id", "number"),
+    # What a claim looks for: how many are launched, and what is to be run again.
+    Index("ix_tuner_trial_study_id_outcome", "study_id", "outcome"),
+    Index("ix_tuner_trial_study_id_repeats", "study_id", "repeats"),
 )
 
 slot = Table(
@@ -166,6 +174,9 @@ reservation = Table(
     Column("pid", Integer, comment="the trial's process, once it runs"),
     Column("asked_at", DateTime(timezone=True), nullable=False, comment="UTC, by the database's clock"),
     Column("granted_at", DateTime(timezone=True), comment="NULL while it waits"),
+    Column(
+        "for_pool", Boolean, nullable=False, comment="true: it waits for its study's pool, not for the device"
+    ),
     sqlite_autoincrement=True,
 )
 

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, delete, func, insert, select
 from tuner.records import Outcome
 from tuner.store import schema
 from tuner.store.drivers import living_drivers, require_living
-from tuner.store.transactions import Transactional, transaction
+from tuner.store.transactions import Transactional, snapshot, transaction
 
 _FINAL = [outcome.value for outcome in Outcome if outcome.launched and outcome.final]
 
@@ -113,12 +113,12 @@ class Slots(Transactional):
         ours = (slot.id == slot_id) & (slot.driver_id == driver_id) & slot.trial_id.is_(None)
         connection.execute(delete(schema.slot).where(ours))
 
-    @transaction
+    @snapshot
     def claims(self, connection: Connection, study_id: int) -> Claims:
         """Return how far the study is."""
         return _claims(connection, study_id)
 
-    @transaction
+    @snapshot
     def asking(self, connection: Connection, study_id: int) -> bool:
         """Whether any living driver is between its claim and its trial's row."""
         slot = schema.slot.c

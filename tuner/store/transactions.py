@@ -61,7 +61,11 @@ def transaction(
 def snapshot(
     method: Callable[Concatenate[Self, Connection, Arguments], Value],
 ) -> Callable[Concatenate[Self, Arguments], Value]:
-    """Make a method that takes a connection one that brings its own, to read all at one moment."""
+    """Make a method that takes a connection one that brings its own, to read without a lock.
+
+    On SQLite it reads all as it is at one moment. On PostgreSQL (READ COMMITTED) each statement
+    reads what is committed when it begins: what must agree belongs into one statement.
+    """
 
     def run(self: Self, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
         def once() -> Value:

@@ -18,7 +18,7 @@ from sqlalchemy.exc import IntegrityError
 from tuner.errors import LeaseLost, StoreError
 from tuner.records import Prediction, TrialResult
 from tuner.store import schema
-from tuner.store.drivers import require_living
+from tuner.store.drivers import require_idle, require_living
 from tuner.store.rows import NewStudy, storable_text, to_storable
 from tuner.store.transactions import Transactional, transaction
 
@@ -45,7 +45,15 @@ class Writer(Transactional):
 
     @transaction
     def delete_study(self, connection: Connection, study_id: int) -> None:
-        """Delete a study, its trials and their metrics."""
+        """Delete a study, its trials and their metrics.
+
+        Raises:
+            StudyBusy: A driver works on it.
+        """
+        study = schema.study.c
+        # Nobody can join from here on; on SQLite the transaction itself sees to that.
+        connection.execute(select(study.id).where(study.id == study_id).with_for_update())
+        require_idle(connection, study_id)
         connection.execute(delete(schema.study).where(schema.study.c.id == study_id))
 
     @transaction
