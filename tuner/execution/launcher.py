@@ -141,7 +141,7 @@ class LocalTrial:
                 return None
             status = self._child.kill()
         seconds = time.monotonic() - self._started
-        if self._stop is not None and self._folder.read_report() is None:
+        if self._stop is not None and _report_in(self._folder)[0] is None:
             failure = Failure(self._stop.reason)
             result = unreported(self._folder, self._stop.outcome, failure, seconds)
         else:
@@ -198,12 +198,22 @@ class _Standby:
 
 def collect(folder: RunFolder, status: ExitStatus, request: Request, seconds: float) -> TrialResult:
     """Return the result in a run folder whose process has ended."""
-    report = folder.read_report()
+    report, problem = _report_in(folder)
     if report is not None:
-        return TrialResult.from_json({**report, "seconds": seconds})
+        return dataclasses.replace(report, seconds=seconds)
     capped = request.device == "cpu" and request.reservation_bytes is not None
     outcome, failure = classify_exit(status, folder.log_tail(), capped=capped)
+    if problem:
+        failure = dataclasses.replace(failure, reason=f"{failure.reason}; {problem}")
     return unreported(folder, outcome, failure, seconds)
+
+
+def _report_in(folder: RunFolder) -> tuple[TrialResult | None, str]:
+    """Return the report, or None and what is wrong with it, "" where there is none."""
+    try:
+        return folder.read_report(), ""
+    except (OSError, ValueError) as error:
+        return None, f"its report cannot be read: {error}"
 
 
 def unreported(folder: RunFolder, outcome: Outcome, failure: Failure, seconds: float) -> TrialResult:
