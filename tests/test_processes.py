@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conftest import processes_with
+from tuner import processes
 from tuner.processes import Child, is_alive, kill_orphans, process_memory, this_process
 from tuner.records import Owner
 
@@ -150,6 +151,26 @@ def test_kill_takes_every_descendant(tmp_path: Path) -> None:
     assert child.kill().signal == signal.SIGKILL
 
     until(lambda: not any(map(running, pids.values())))
+
+
+def test_a_child_that_cannot_be_killed_is_named_and_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stopped supervisor stands for a process in an uninterruptible call: both say nothing."""
+    monkeypatch.setattr(processes, "HOLD_OUT_SECONDS", 0.2)
+    child = python("import time; time.sleep(60)", tmp_path)
+    until(lambda: child.wait(0.1) is not None or child.pid is not None)
+    assert child.pid is not None
+    supervisor = supervisor_of(child.pid)
+    os.kill(supervisor, signal.SIGSTOP)
+
+    assert child.kill().signal == signal.SIGKILL
+    assert f"process {child.pid} has not ended" in caplog.text
+
+    os.kill(supervisor, signal.SIGCONT)
+    ended = child.wait(DEATH_SECONDS)
+    assert ended is not None
+    assert ended.signal == signal.SIGKILL
 
 
 def test_a_child_that_ends_by_itself_leaves_nobody_behind(tmp_path: Path) -> None:
@@ -311,6 +332,19 @@ EARLIER_BOOT = "an-earlier-boot" + this_process().boot_id[36:]
 @pytest.mark.parametrize("changed", [{"started": "1"}, {"boot_id": EARLIER_BOOT}, {"started": ""}])
 def test_a_pid_that_was_given_out_again_is_not_the_owner(changed: dict[str, str]) -> None:
     assert is_alive(dataclasses.replace(this_process(), **changed)) is False
+
+
+def test_nothing_is_known_of_another_users_process_that_proc_hides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `hidepid=2`, `/proc/<pid>` is not there, and a signal is not permitted (proc(5), kill(2))."""
+
+    def denied(pid: int, number: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    nobody = dataclasses.replace(this_process(), pid=1 << 22)  # above the largest pid there can be
+    assert is_alive(nobody) is False
+    monkeypatch.setattr(processes.os, "kill", denied)
+    assert is_alive(nobody) is None
+    assert is_alive(dataclasses.replace(this_process(), started="1")) is False  # to be seen: a reused pid
 
 
 def test_nothing_is_known_of_another_host() -> None:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 import os
 import selectors
 import signal
@@ -27,6 +28,8 @@ from tuner.leftovers import VARIABLE, kill_where, new_mark, owner_of
 from tuner.oom_killer import evidence, oom_kills
 from tuner.records import Owner
 
+HOLD_OUT_SECONDS = 20.0  # what a killed process gets to end: freeing tens of GiB takes seconds
+_LOG = logging.getLogger(__name__)
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _NOT_FOR_CHILDREN = ("TUNER_STORAGE",)  # it may hold a password, and a child opens no database
 
@@ -107,14 +110,25 @@ class Child:
         return -1 if pipe is None or pipe.closed else pipe.fileno()
 
     def kill(self) -> ExitStatus:
-        """Kill the child and everything it started; return how it ended."""
+        """Kill the child and everything it started; return how it ended.
+
+        A process in an uninterruptible call (a driver's, a dead network file system's) ends when
+        that does. It is waited for `HOLD_OUT_SECONDS`, named on standard error, and then left to
+        its supervisor: it counts as killed.
+        """
         self.begin_to_kill()
-        ended = self.wait()
-        assert ended is not None
+        ended = self.wait(HOLD_OUT_SECONDS)
+        if ended is None:
+            _LOG.warning(self.holding_out())
+            return ExitStatus(-signal.SIGKILL)
         return ended
 
+    def holding_out(self) -> str:
+        """Return a sentence on a child that was killed and has not ended."""
+        return f"process {self.pid} has not ended {HOLD_OUT_SECONDS:.0f} s after it was killed"
+
     def begin_to_kill(self) -> None:
-        """Have the child and everything it started killed, while another thread waits for its end."""
+        """Have the child and everything it started killed; its end is waited for elsewhere."""
         self._killed = True
         if self._supervisor.stdin is not None and not self._supervisor.stdin.closed:
             self._supervisor.stdin.close()
@@ -192,7 +206,10 @@ def this_process() -> Owner:
 
 
 def is_alive(owner: Owner) -> bool | None:
-    """Return whether an owner still runs; None for another host, of which nothing is known."""
+    """Return whether an owner still runs; None where nothing is known of it.
+
+    That is so on another host, and for another user's process that `/proc` hides (`hidepid`).
+    """
     here = this_process()
     boot, space, machine = _parts(owner.boot_id)
     own_boot, own_space, own_machine = _parts(here.boot_id)
@@ -200,7 +217,12 @@ def is_alive(owner: Owner) -> bool | None:
         return None  # another machine, which may have the same name
     if boot == own_boot and space != own_space:
         return None  # another container of the same name: its pids mean nothing here
-    return boot == own_boot and _start_time(owner.pid) == owner.started
+    if boot != own_boot:
+        return False
+    started = _start_time(owner.pid)
+    if started is None and _is_hidden(owner.pid):
+        return None
+    return started == owner.started
 
 
 def kill_orphans() -> list[int]:
@@ -233,6 +255,19 @@ def _boot_id() -> str:
 def _parts(boot_id: str) -> tuple[str, str, str]:
     boot, space, machine, *_ = *boot_id.split("/"), "", ""
     return boot, space, machine
+
+
+def _is_hidden(pid: int) -> bool:
+    """Whether a process runs of which `/proc` shows this user nothing."""
+    if Path(f"/proc/{pid}/stat").exists():
+        return False
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
 
 
 def _start_time(pid: int) -> str | None:

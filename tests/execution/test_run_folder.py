@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tuner.execution import run_folder
 from tuner.execution.run_folder import Request, RunFolder, StopRequest, folder_name, write_json, write_text
-from tuner.records import Outcome
+from tuner.records import Outcome, TrialResult
 
 REQUEST = Request(
     workload="/abs/study.py:Net",
@@ -63,9 +63,26 @@ def test_a_report_and_a_reason_to_stop_are_read_as_they_were_written(folder: Run
     request = StopRequest(Outcome.TIMED_OUT, "ünicode\nand two lines")
     folder.ask_to_stop(request)
 
-    assert folder.read_report() == {"outcome": "completed", "value": float("inf")}
+    assert folder.read_report() == TrialResult(Outcome.COMPLETED, value=float("inf"))
     assert folder.stop_request() == request
     assert RunFolder(folder.path).read_report() is not None  # used again, not emptied
+
+
+@pytest.mark.parametrize("damage", ["", '{"version": 1, "outco', "[1]", '{"version": 1}', "\xff"])
+def test_a_damaged_file_is_said_to_be_one(damage: str, folder: RunFolder) -> None:
+    (folder.path / "report.json").write_text(damage, encoding="latin-1")
+    (folder.path / "request.json").write_text(damage, encoding="latin-1")
+
+    for read in (folder.read_report, folder.read_result, folder.read_request):
+        with pytest.raises(ValueError, match=r"damaged|another version"):
+            read()
+
+
+def test_a_driver_that_could_not_write_its_result_leaves_the_workers_report(folder: RunFolder) -> None:
+    folder.write_report({"outcome": "completed"})
+    (folder.path / "result.json").write_text('{"version": 1, "outco')
+
+    assert folder.read_result() == TrialResult(Outcome.COMPLETED)
 
 
 def test_a_report_of_another_version_is_no_report(folder: RunFolder) -> None:
@@ -125,6 +142,24 @@ def test_a_line_that_is_still_being_written_is_left_out_wherever_it_ends(folder:
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         assert folder.read_events() == events[: whole[:length].count(b"\n")]
+
+
+@pytest.mark.parametrize("damage", ['{"kind": "ep\n', "\n", "7\n", '{"kind": "epoch", "na\xffme": \n'])
+def test_a_damaged_line_ends_the_events(damage: str, folder: RunFolder) -> None:
+    folder.append_event("first")
+    with (folder.path / "events.jsonl").open("a", encoding="latin-1") as events:
+        events.write(damage)
+    folder.append_event("after it")
+
+    assert folder.read_events() == [{"kind": "first"}]
+
+
+def test_events_that_cannot_be_read_are_none(folder: RunFolder) -> None:
+    (folder.path / "events.jsonl").mkdir()
+    assert folder.read_events() == []
+    folder.log.write_text("a file")
+    assert RunFolder(folder.log).read_events() == []  # below a file
+    assert RunFolder(folder.log).log_tail() == ""
 
 
 def test_events_of_several_threads_do_not_mix(folder: RunFolder) -> None:

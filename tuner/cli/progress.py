@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import click
@@ -26,6 +28,7 @@ from tuner.search.session import Session
 from tuner.units import format_bytes, format_seconds
 
 _WAITING_EVERY_SECONDS = 30.0
+_SIZE = re.compile(r"[\d.,]+ (B|[KMGT]iB)\b")
 
 
 @contextmanager
@@ -34,7 +37,8 @@ def make_observer(session: Session, goal: Goal, *, as_json: bool, recovered: int
     score = Score(session, goal)
     if as_json:
         _event("study", **_study_fields(session), recovered=recovered)
-        yield _JsonLines()
+        with closing(_JsonLines()) as lines:
+            yield lines
         return
     click.echo(_headline(session), err=True)
     if score.launched or recovered:
@@ -44,7 +48,8 @@ def make_observer(session: Session, goal: Goal, *, as_json: bool, recovered: int
         with progress_bar(score) as bar:
             yield bar
     else:
-        yield _PlainLines(score)
+        with closing(_PlainLines(score)) as lines:
+            yield lines
 
 
 def print_end(session: Session, *, as_json: bool) -> None:
@@ -67,21 +72,79 @@ def print_end(session: Session, *, as_json: bool) -> None:
     click.echo("open the app with: tuner app", err=True)
 
 
+class _Waits:
+    """Tells what trials wait for, now and then; what is too early is kept, and told later if it still holds.
+
+    Args:
+        tell: Called with a trial's number and reason, also from another thread.
+    """
+
+    def __init__(self, tell: Callable[[int, str], None]) -> None:
+        self._tell, self._lock = tell, threading.Lock()
+        self._kept: dict[int, str] = {}
+        self._told = -math.inf
+        self._timer: threading.Timer | None = None
+
+    def waits(self, number: int, reason: str, *, at_once: bool = False) -> None:
+        """Note what a trial waits for."""
+        with self._lock:
+            self._kept[number] = reason
+            if at_once:
+                self._tell_those([number])
+            self._look()
+
+    def ends(self, number: int) -> None:
+        """Note that a trial does not wait any more."""
+        with self._lock:
+            self._kept.pop(number, None)
+
+    def close(self) -> None:
+        """Tell nothing any more."""
+        with self._lock:
+            self._kept.clear()
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _look(self) -> None:
+        left_seconds = self._told + _WAITING_EVERY_SECONDS - time.monotonic()
+        if left_seconds <= 0:
+            self._tell_those(list(self._kept))
+        elif self._kept and self._timer is None:
+            self._timer = threading.Timer(left_seconds, self._is_due)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _is_due(self) -> None:
+        with self._lock:
+            self._timer = None
+            self._look()
+
+    def _tell_those(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._told = time.monotonic()
+            self._tell(number, self._kept.pop(number))
+
+
 class _PlainLines:
     """One line per trial."""
 
     def __init__(self, score: Score) -> None:
         self._score = score
-        self._waiting_told = -math.inf
+        self._waits = _Waits(
+            lambda number, reason: click.echo(f"trial {number} waits for {reason}", err=True)
+        )
+
+    def close(self) -> None:
+        """Print nothing any more."""
+        self._waits.close()
 
     def waiting(self, number: int, reason: str) -> None:
         """Print what a trial waits for, now and then: in a full pool every trial waits a little."""
-        if time.monotonic() - self._waiting_told > _WAITING_EVERY_SECONDS:
-            self._waiting_told = time.monotonic()
-            click.echo(f"trial {number} waits for {reason}", err=True)
+        self._waits.waits(number, reason)
 
     def launched(self, trial: Launched) -> None:
         """Say nothing: the line comes when the trial has ended."""
+        self._waits.ends(trial.number)
 
     def again(self, trial: Ended) -> None:
         """Print that the trial gets the whole budget."""
@@ -89,6 +152,7 @@ class _PlainLines:
 
     def ended(self, trial: Ended) -> None:
         """Print the trial."""
+        self._waits.ends(trial.number)
         self._score.add(trial)
         left = format_seconds(self._score.seconds_left())
         click.echo(
@@ -103,12 +167,23 @@ class _PlainLines:
 class _JsonLines:
     """One JSON object per event."""
 
+    def __init__(self) -> None:
+        self._waits = _Waits(lambda number, reason: _event("waiting", number=number, reason=reason))
+        self._kinds: dict[int, str] = {}
+
+    def close(self) -> None:
+        """Print nothing any more."""
+        self._waits.close()
+
     def waiting(self, number: int, reason: str) -> None:
-        """Print what a trial waits for."""
-        _event("waiting", number=number, reason=reason)
+        """Print what a trial waits for: at once where more than sizes changed, else now and then."""
+        kind = _SIZE.sub("", reason)
+        known, self._kinds[number] = self._kinds.get(number), kind
+        self._waits.waits(number, reason, at_once=kind != known)
 
     def launched(self, trial: Launched) -> None:
         """Print the launch with its prediction."""
+        self._no_longer_waits(trial.number)
         _event(
             "launched",
             number=trial.number,
@@ -125,7 +200,12 @@ class _JsonLines:
 
     def ended(self, trial: Ended) -> None:
         """Print the trial's result."""
+        self._no_longer_waits(trial.number)
         self._print("ended", trial)
+
+    def _no_longer_waits(self, number: int) -> None:
+        self._waits.ends(number)
+        self._kinds.pop(number, None)
 
     def _print(self, kind: str, trial: Ended) -> None:
         fields = trial.result.to_json()

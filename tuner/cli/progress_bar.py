@@ -51,7 +51,7 @@ class Bar:
         self._show_running()
 
     def _print(self, line: str, style: str) -> None:
-        from rich.text import Text
+        from rich.text import Text  # a plain string would be read as markup
 
         self._progress.console.print(Text(line, style=style))
 
@@ -68,7 +68,7 @@ class Bar:
 
     def note(self, message: str) -> None:
         """Print it above the bar."""
-        self._progress.console.print(message)
+        self._print(message, "")
 
 
 _STYLES = {Outcome.COMPLETED: "green", Outcome.PRUNED_MEMORY: "dim", Outcome.OUT_OF_MEMORY: "yellow"}
@@ -80,6 +80,7 @@ def progress_bar(score: Score) -> Iterator[Observer]:
     from rich.console import Console, Group
     from rich.live import Live
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.text import Text
 
     console = Console(stderr=True, highlight=False)
     progress = Progress(
@@ -101,7 +102,7 @@ def progress_bar(score: Score) -> Iterator[Observer]:
 
     def render() -> Group:
         fields = progress.tasks[0].fields
-        return Group(progress, f"{fields['summary']}", f"{fields['running']}")
+        return Group(progress, Text(fields["summary"]), Text(fields["running"]))
 
     with Live(get_renderable=render, console=console, refresh_per_second=4, transient=True):
         yield Bar(score, progress, task)

@@ -10,12 +10,14 @@ import contextlib
 import dataclasses
 import math
 import os
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Protocol
 
+from tuner import processes
 from tuner.execution.failures import classify_exit
 from tuner.execution.run_folder import Request, RunFolder, StopRequest
 from tuner.measure.timeline import timeline_from_events
@@ -135,14 +137,18 @@ class LocalTrial:
 
     def poll(self) -> TrialResult | None:
         """Return what became of the trial, or None while it runs; never waits for it."""
-        status = self._child.wait(0)
+        status, note = self._child.wait(0), ""
         if status is None:
-            if time.monotonic() < self._kill_at:
+            late_seconds = time.monotonic() - self._kill_at
+            if late_seconds < 0:
                 return None
-            status = self._child.kill()
+            self._child.begin_to_kill()
+            if late_seconds < processes.HOLD_OUT_SECONDS:
+                return None
+            status, note = ExitStatus(-signal.SIGKILL), f"; {self._child.holding_out()}"
         seconds = time.monotonic() - self._started
-        if self._stop is not None and self._folder.read_report() is None:
-            failure = Failure(self._stop.reason)
+        if self._stop is not None and _report_in(self._folder)[0] is None:
+            failure = Failure(self._stop.reason + note)
             result = unreported(self._folder, self._stop.outcome, failure, seconds)
         else:
             result = collect(self._folder, status, self._request, seconds)
@@ -160,7 +166,7 @@ class LocalTrial:
         self._kill_at = min(self._kill_at, time.monotonic() + grace_seconds)
 
     def kill(self) -> None:
-        """Kill the trial's process group; of no effect after its end."""
+        """Kill the trial's process group; of no effect after its end. One that holds out is left."""
         self._child.kill()
 
 
@@ -172,18 +178,32 @@ class _Standby:
         descriptor, name = tempfile.mkstemp(prefix=".standby-", suffix=".txt", dir=runs_dir)
         os.close(descriptor)
         self._log = Path(name)
-        channel, self._assign = os.pipe()
-        self._child = Child(
-            [sys.executable, "-P", "-m", "tuner.execution.worker", str(channel), *in_advance],
-            log=self._log,
-            environment={**environment, "PYTHONUNBUFFERED": "1"},
-            channels=(channel,),
-        )
-        os.close(channel)
+        with contextlib.ExitStack() as failing:
+            failing.callback(self._log.unlink, missing_ok=True)
+            channel, self._assign = os.pipe()
+            failing.callback(os.close, self._assign)
+            try:
+                self._child = Child(
+                    [sys.executable, "-P", "-m", "tuner.execution.worker", str(channel), *in_advance],
+                    log=self._log,
+                    environment={**environment, "PYTHONUNBUFFERED": "1"},
+                    channels=(channel,),
+                )
+            finally:
+                os.close(channel)
+            failing.pop_all()  # it did not fail
 
     def assign(self, folder: RunFolder) -> Child:
-        """Give the worker its run folder; its log moves there."""
-        Path(self._log).replace(folder.log)
+        """Give the worker its run folder; its log moves there.
+
+        Raises:
+            OSError: It cannot move; the worker has ended then.
+        """
+        try:
+            self._log.replace(folder.log)
+        except OSError:
+            self.discard()
+            raise
         with contextlib.suppress(BrokenPipeError):  # it died: its exit status tells how
             os.write(self._assign, f"{folder.path}\n".encode())
         os.close(self._assign)
@@ -198,12 +218,22 @@ class _Standby:
 
 def collect(folder: RunFolder, status: ExitStatus, request: Request, seconds: float) -> TrialResult:
     """Return the result in a run folder whose process has ended."""
-    report = folder.read_report()
+    report, problem = _report_in(folder)
     if report is not None:
-        return TrialResult.from_json({**report, "seconds": seconds})
+        return dataclasses.replace(report, seconds=seconds)
     capped = request.device == "cpu" and request.reservation_bytes is not None
     outcome, failure = classify_exit(status, folder.log_tail(), capped=capped)
+    if problem:
+        failure = dataclasses.replace(failure, reason=f"{failure.reason}; {problem}")
     return unreported(folder, outcome, failure, seconds)
+
+
+def _report_in(folder: RunFolder) -> tuple[TrialResult | None, str]:
+    """Return the report, or None and what is wrong with it, "" where there is none."""
+    try:
+        return folder.read_report(), ""
+    except (OSError, ValueError) as error:
+        return None, f"its report cannot be read: {error}"
 
 
 def unreported(folder: RunFolder, outcome: Outcome, failure: Failure, seconds: float) -> TrialResult:

@@ -13,16 +13,18 @@ JSON with a version, no pickle.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from tuner.records import Outcome, TrialResult
+from tuner.records import Outcome, Owner, TrialResult
 
 VERSION = 1
 
@@ -44,6 +46,7 @@ class Request:
         example_steps: (training, evaluation) steps of the profile on a CPU target.
         visible_device: What the worker sees as its only GPU (a UUID); None on a CPU.
         attempt: From 1; a second one has the whole budget.
+        token: Whose folder it is, see `trial_token`; None where no study's.
     """
 
     workload: str
@@ -56,6 +59,7 @@ class Request:
     example_steps: tuple[int, int]
     visible_device: str | None = None
     attempt: int = 1
+    token: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,12 +110,14 @@ class RunFolder:
         """Return what the worker shall do.
 
         Raises:
-            ValueError: Another version wrote the request.
+            OSError: There is none, or it cannot be read.
+            ValueError: It is damaged, or of another version.
         """
-        fields = json.loads((self.path / "request.json").read_text(encoding="utf-8"))
-        if fields.pop("version") != VERSION:
+        fields = _fields_of(self.path / "request.json")
+        if fields.pop("version", None) != VERSION:
             raise ValueError(f"the request in {self.path} is of another version")
-        return Request(**{**fields, "example_steps": tuple(fields["example_steps"])})
+        with _damage_told(self.path / "request.json"):
+            return Request(**{**fields, "example_steps": tuple(fields["example_steps"])})
 
     def append_event(self, kind: str, **fields: Any) -> None:
         """Add one event; a line is written at once or not at all.
@@ -130,19 +136,34 @@ class RunFolder:
             os.close(descriptor)
 
     def read_events(self) -> list[dict[str, Any]]:
-        """Return the events so far; a last line that is still being written is left out."""
+        """Return the events so far, none where they cannot be read.
+
+        A last line that is still being written is left out; a damaged one ends them.
+        """
         try:
-            text = (self.path / "events.jsonl").read_text(encoding="utf-8")
-        except FileNotFoundError:
+            text = (self.path / "events.jsonl").read_text(encoding="utf-8", errors="replace")
+        except OSError:
             return []
-        return [json.loads(line) for line in text.split("\n")[:-1]]
+        events: list[dict[str, Any]] = []
+        with contextlib.suppress(ValueError):
+            for line in text.split("\n")[:-1]:
+                event = json.loads(line)
+                if not isinstance(event, dict) or "kind" not in event:
+                    break
+                events.append(event)
+        return events
 
     def write_report(self, report: dict[str, Any]) -> None:
         """Write the trial's result."""
         write_json(self.path / "report.json", {"version": VERSION, **report})
 
-    def read_report(self) -> dict[str, Any] | None:
-        """Return the trial's result as the worker wrote it, or None while there is none."""
+    def read_report(self) -> TrialResult | None:
+        """Return the trial's result as the worker wrote it, or None while there is none.
+
+        Raises:
+            OSError: It cannot be read.
+            ValueError: It is damaged.
+        """
         return self._read("report.json")
 
     def write_result(self, result: TrialResult) -> None:
@@ -150,9 +171,19 @@ class RunFolder:
         write_json(self.path / "result.json", {"version": VERSION, **result.to_json()})
 
     def read_result(self) -> TrialResult | None:
-        """Return what became of the trial, by its driver or else by its worker; None if neither said."""
-        found = self._read("result.json") or self.read_report()
-        return None if found is None else TrialResult.from_json(found)
+        """Return what became of the trial, by its driver or else by its worker; None if neither said.
+
+        Raises:
+            OSError: It cannot be read.
+            ValueError: It is damaged.
+        """
+        try:
+            return self._read("result.json") or self.read_report()
+        except (OSError, ValueError):
+            reported = self.read_report()
+            if reported is None:
+                raise
+            return reported
 
     def ask_to_stop(self, request: StopRequest) -> None:
         """Ask the worker to stop at its next report."""
@@ -166,12 +197,15 @@ class RunFolder:
             return None
         return StopRequest(Outcome(fields["outcome"]), fields["reason"])
 
-    def _read(self, name: str) -> dict[str, Any] | None:
+    def _read(self, name: str) -> TrialResult | None:
         try:
-            fields: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
+            fields = _fields_of(self.path / name)
         except FileNotFoundError:
             return None
-        return fields if fields.pop("version") == VERSION else None
+        if fields.pop("version", None) != VERSION:
+            return None
+        with _damage_told(self.path / name):
+            return TrialResult.from_json(fields)
 
     def log_tail(self, lines: int = 40, most_bytes: int = 20_000) -> str:
         """Return the end of the log."""
@@ -180,7 +214,7 @@ class RunFolder:
                 log.seek(0, os.SEEK_END)
                 log.seek(max(0, log.tell() - most_bytes))
                 text = log.read().decode("utf-8", "replace")
-        except FileNotFoundError:
+        except OSError:
             return ""
         return "\n".join(text.splitlines()[-lines:])
 
@@ -191,6 +225,38 @@ def folder_name(study: str) -> str:
     if readable == study and not re.search(r"-[0-9a-f]{8}$", study):
         return readable
     return f"{readable or 'study'}-{hashlib.sha256(study.encode()).hexdigest()[:8]}"
+
+
+def trial_token(trial_id: int, driver_id: int, owner: Owner) -> str:
+    """Return what tells one trial's folder from every other's: the same path may lie on another host.
+
+    Ids count within one database, a process is unique over hosts, reboots and reused pids.
+    """
+    process = "/".join((owner.host, owner.boot_id, str(owner.pid), owner.started))
+    return f"trial {trial_id} of driver {driver_id}, {process}"
+
+
+def _fields_of(path: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{path} is damaged: it holds no fields")
+    return fields
+
+
+@contextlib.contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
+    """Make one kind of error of all that wrong fields lead to.
+
+    Raises:
+        ValueError: They led to one.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {type(error).__name__} {error}") from error
 
 
 def write_json(path: Path, value: Any) -> None:

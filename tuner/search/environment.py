@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import tuner
 from tuner.measure import nvml
+from tuner.memory.targets import Target
 from tuner.scheduling.devices import choose_places
 from tuner.search.git import revision_of
 from tuner.store.masking import masked
-from tuner.store.rows import storable_text
+from tuner.store.rows import StudyRecord, storable_text
 
 if TYPE_CHECKING:
     from tuner.search.plan import Plan
@@ -85,6 +86,16 @@ def host_environment() -> dict[str, Any]:
         "gpu_problem": devices.problem,
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
+
+
+def given_context_bytes(study: StudyRecord, target: Target) -> int | None:
+    """Return the context that a trial of the study is told, see `Request.context_bytes`.
+
+    On a CPU a seeded study's, and None without a seed; on a GPU what is known of the card.
+    """
+    if target.kind == "cpu":
+        return None if study.seed is None else study.context_bytes
+    return target.context_bytes
 
 
 def git_state(file: Path | None) -> dict[str, Any] | None:

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.execution.launcher import Running
-from tuner.execution.run_folder import Request, RunFolder
+from tuner.execution.run_folder import Request, RunFolder, trial_token
 from tuner.memory.prediction import Estimate
+from tuner.processes import this_process
 from tuner.records import Prediction, TrialResult
 from tuner.scheduling.devices import Place
 from tuner.search.events import Ended
@@ -98,6 +99,7 @@ class Flight:
             example_steps=(TRAIN_STEPS, EVAL_STEPS),
             visible_device=place.visible_device,
             attempt=self.attempt,
+            token=trial_token(self.trial_id, session.driver_id, this_process()),
         )
 
     def as_attempt(self, result: TrialResult) -> dict[str, Any]:

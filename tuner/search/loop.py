@@ -22,6 +22,7 @@ from tuner.scheduling.ledger import Admission, Ledger
 from tuner.scheduling.packing import Wish
 from tuner.search.asking import Asker
 from tuner.search.calibrations import Calibrations
+from tuner.search.environment import given_context_bytes
 from tuner.search.events import Goal, Launched, Observer, Stopper
 from tuner.search.flight import Flight
 from tuner.search.heart import Heart
@@ -55,9 +56,7 @@ class StudyLoop:
         self._observer, self._goal, self._stopper = observer, goal, stopper
         target = present_target(session.plan.place.target)
         self._calibrations = Calibrations(session, target)
-        self._context_bytes = target.context_bytes
-        if target.kind == "cpu":
-            self._context_bytes = None if session.study.seed is None else session.study.context_bytes
+        self._context_bytes = given_context_bytes(session.study, target)
         self._tally = Tally(session, goal, observer)
         self._flights: list[Flight] = []
         self._started = time.monotonic()

@@ -17,7 +17,7 @@ import dataclasses
 import time
 from pathlib import Path
 
-from tuner.execution.run_folder import RunFolder
+from tuner.execution.run_folder import RunFolder, trial_token
 from tuner.processes import kill_orphans, process_memory
 from tuner.records import Failure, Outcome, Peaks, TrialResult
 from tuner.search.session import Session
@@ -70,22 +70,36 @@ def _left_result(session: Session, trial: TrialRecord) -> TrialResult:
     pid = session.reservations.pid_of(trial.id)
     if pid is not None:
         _wait_for_end(pid)  # it may be writing its report
-    result = None if trial.run_folder is None else _result_in(RunFolder(Path(trial.run_folder)), trial)
+    reason, result = "its driver ended before it did", None
+    if trial.run_folder is not None:
+        try:
+            result = _result_in(session, RunFolder(Path(trial.run_folder)), trial)
+        except FileNotFoundError:
+            pass  # it never began, or ran on another host
+        except (OSError, ValueError) as error:
+            reason += f", and its run folder cannot be read: {error}"
     if result is None:
-        return TrialResult(Outcome.INTERRUPTED, failure=Failure("its driver ended before it did"))
+        return TrialResult(Outcome.INTERRUPTED, failure=Failure(reason))
     below = (trial.reservation_bytes or 0) < session.study.budget_bytes
     if result.outcome is Outcome.OUT_OF_MEMORY and below:
         return without_budget(result)
     return result
 
 
-def _result_in(folder: RunFolder, trial: TrialRecord) -> TrialResult | None:
-    """Return the result in a run folder, if it is this trial's: the path may be another host's."""
-    try:
-        request = folder.read_request()
-    except (FileNotFoundError, ValueError):
-        return None
-    return folder.read_result() if request.seed == trial.seed else None
+def _result_in(session: Session, folder: RunFolder, trial: TrialRecord) -> TrialResult | None:
+    """Return the result in a run folder, if it is this trial's: the path may be another host's.
+
+    Raises:
+        OSError: There is no such folder, or it cannot be read.
+        ValueError: What it holds is damaged.
+    """
+    request = folder.read_request()
+    driver = None if trial.driver_id is None else session.reader.driver(trial.driver_id)
+    if driver is None:  # of a version that kept neither drivers nor tokens
+        own = request.token is None and request.seed == trial.seed
+    else:
+        own = request.token == trial_token(trial.id, driver.id, driver.owner)
+    return folder.read_result() if own else None
 
 
 def without_budget(result: TrialResult) -> TrialResult:

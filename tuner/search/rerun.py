@@ -11,8 +11,8 @@ from tuner.errors import UsageError
 from tuner.execution.launcher import Launcher, visible_threads
 from tuner.execution.run_folder import Request, RunFolder
 from tuner.records import Outcome, TrialResult
-from tuner.scheduling.devices import Place, choose_places
-from tuner.search.environment import study_file
+from tuner.scheduling.devices import Place, choose_places, present_target
+from tuner.search.environment import given_context_bytes, study_file
 from tuner.steps import EVAL_STEPS, TRAIN_STEPS
 from tuner.store.rows import StudyRecord, TrialRecord
 
@@ -65,7 +65,7 @@ def rerun_request(study: StudyRecord, trial: TrialRecord, place: Place, *, threa
         params=trial.params,
         device=place.kind,
         reservation_bytes=trial.reservation_bytes or study.budget_bytes,
-        context_bytes=study.context_bytes if study.seed is not None else None,
+        context_bytes=given_context_bytes(study, present_target(place.target)),
         seed=trial.seed,
         threads=threads or trial.environment.get("threads") or visible_threads(),
         example_steps=(TRAIN_STEPS, EVAL_STEPS),

@@ -57,11 +57,14 @@ class Tally:
         return self._too_many_failures() if outcome.failed else None
 
     def host_bytes(self) -> int:
-        """Return the host memory to set aside for a trial; 0 where the device is the host."""
+        """Return the host memory to set aside for a trial; 0 where the device is the host.
+
+        What was seen is a trial's largest single process, its loader workers come on top: it may
+        raise the figure, never lower it.
+        """
         if self._session.plan.place.kind == "cpu":
             return 0
-        seen_bytes = int(self._host_peak_bytes * _HOST_MARGIN)
-        return seen_bytes or HOST_BYTES_PER_TRIAL
+        return max(HOST_BYTES_PER_TRIAL, int(self._host_peak_bytes * _HOST_MARGIN))
 
     def audits(self) -> list[int]:
         """Return the numbers of the pruned trials to launch all the same.
