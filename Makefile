@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO := --budget 700MiB --trials 30 --seed 1
 
-.PHONY: help venv demo test check format bench bench-accuracy docs browser clean
+.PHONY: help venv demo test check format bench bench-accuracy soak docs browser clean
 
 help:  ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,6 +40,11 @@ format: $(READY)  ## Format and fix what can be fixed
 bench: $(READY)  ## Run the benchmarks
 	$(BIN)/python benchmarks/memory_accuracy.py --json artifacts/memory_accuracy.json
 	$(BIN)/python benchmarks/prediction_speed.py --json artifacts/prediction_speed.json
+	PYTHONPATH=. $(BIN)/python benchmarks/throughput.py --json artifacts/throughput.json
+	PYTHONPATH=. $(BIN)/python benchmarks/many_writers.py --json artifacts/many_writers.json
+
+soak: $(READY)  ## Run 1,000 trials while children, drivers and the database are killed (half an hour)
+	PYTHONPATH=. $(BIN)/python benchmarks/soak.py --json artifacts/soak.json
 
 ACCURACY := .venv-accuracy/bin
 REFERENCE ?= ../shared/reference

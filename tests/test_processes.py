@@ -305,7 +305,10 @@ def test_a_process_that_ended_is_not_alive_even_before_it_is_collected(other: Ot
     assert is_alive(owner) is False
 
 
-@pytest.mark.parametrize("changed", [{"started": "1"}, {"boot_id": "another-boot"}, {"started": ""}])
+EARLIER_BOOT = "an-earlier-boot" + this_process().boot_id[36:]
+
+
+@pytest.mark.parametrize("changed", [{"started": "1"}, {"boot_id": EARLIER_BOOT}, {"started": ""}])
 def test_a_pid_that_was_given_out_again_is_not_the_owner(changed: dict[str, str]) -> None:
     assert is_alive(dataclasses.replace(this_process(), **changed)) is False
 

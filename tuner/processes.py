@@ -8,6 +8,8 @@ No fork of this process runs Python code of ours: the child is a fresh interpret
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import json
 import os
 import selectors
@@ -191,12 +193,13 @@ def this_process() -> Owner:
 
 def is_alive(owner: Owner) -> bool | None:
     """Return whether an owner still runs; None for another host, of which nothing is known."""
-    if owner.host != socket.gethostname():
-        return None
-    boot, space = owner.boot_id.partition("/")[::2]
-    own_boot, own_space = _boot_id().partition("/")[::2]
+    here = this_process()
+    boot, space, machine = _parts(owner.boot_id)
+    own_boot, own_space, own_machine = _parts(here.boot_id)
+    if (owner.host, machine) != (here.host, own_machine):
+        return None  # another machine, which may have the same name
     if boot == own_boot and space != own_space:
-        return None  # a container that calls itself by the same name: its pids mean nothing here
+        return None  # another container of the same name: its pids mean nothing here
     return boot == own_boot and _start_time(owner.pid) == owner.started
 
 
@@ -213,14 +216,23 @@ def kill_orphans() -> list[int]:
     return kill_where(orphaned)
 
 
+@functools.cache
 def _boot_id() -> str:
-    """Return the boot and the namespace of pids, within which a pid and its start are unique."""
+    """Return boot, namespace of pids, and machine: within them a pid and its start are unique."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        space = Path("/proc/self/ns/pid").readlink().name
+        space = Path("/proc/self/ns/pid").readlink().name.strip("pid:[]")
     except OSError:
         return ""
-    return f"{boot}/{space.strip('pid:[]')}"
+    machine = b""
+    with contextlib.suppress(OSError):
+        machine = Path("/etc/machine-id").read_bytes()
+    return f"{boot}/{space}/{hashlib.sha256(machine).hexdigest()[:8]}"  # the id itself is to be kept secret
+
+
+def _parts(boot_id: str) -> tuple[str, str, str]:
+    boot, space, machine, *_ = *boot_id.split("/"), "", ""
+    return boot, space, machine
 
 
 def _start_time(pid: int) -> str | None:

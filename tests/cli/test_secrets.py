@@ -1,4 +1,4 @@
-"""A database's password: in no output, no row, no file of a run, and no process of a trial."""
+"""Case D35, a database's password: in no output, no row, no file of a run, and no process of a trial."""
 
 from __future__ import annotations
 

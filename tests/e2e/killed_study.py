@@ -70,6 +70,7 @@ class LoggingLauncher:
         pass
 
     def start(self, folder: RunFolder, request: Request) -> ReportingTrial:
+        folder.write_request(request)
         result = completed(request.params)
         if request.params["width"] % 2 and (request.reservation_bytes or 0) < BUDGET:
             result = dataclasses.replace(result, outcome=Outcome.OUT_OF_MEMORY, value=None)

@@ -1,4 +1,4 @@
-"""Upgrades: from nothing, beside Optuna, by several processes at once, or not at all."""
+"""Upgrades: from nothing, beside Optuna, by several processes at once, or not at all (case D30)."""
 
 from __future__ import annotations
 

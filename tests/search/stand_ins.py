@@ -98,6 +98,7 @@ class FunctionLauncher:
         pass
 
     def start(self, folder: RunFolder, request: Request) -> FunctionTrial:
+        folder.write_request(request)
         self.launched.append(request.params)
         return FunctionTrial(self._result(request.params))
 
@@ -155,6 +156,7 @@ class ToldLauncher:
         pass
 
     def start(self, folder: RunFolder, request: Request) -> ToldTrial:
+        folder.write_request(request)
         trial = ToldTrial(request.params, request)
         with self._lock:
             self.trials.append(trial)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tests.store.conftest import Store
 
+EARLIER_BOOT = "an-earlier-boot" + this_process().boot_id[36:]
 ELSEWHERE = Owner(host="another-host", boot_id="b", pid=7, started="1")
 LIMIT_SECONDS = int(SILENT_AFTER.total_seconds())
 
@@ -51,7 +52,10 @@ def test_on_this_host_a_driver_lives_as_long_as_its_process(
     assert store.reader.living_drivers(study_id) == []
 
 
-@pytest.mark.parametrize("change", [{"started": "1"}, {"boot_id": "another boot"}, {"pid": 2**22 + 1}])
+@pytest.mark.parametrize(
+    "change",
+    [{"started": "1"}, {"boot_id": EARLIER_BOOT}, {"pid": 2**22 + 1}],
+)
 def test_a_process_that_only_has_the_pid_is_not_the_driver(store: Store, change: dict[str, Any]) -> None:
     study_id = store.study()
     driver_id = store.drivers.join(study_id, dataclasses.replace(this_process(), **change))
@@ -65,7 +69,8 @@ def _elsewhere() -> Owner:
 def _in_a_container() -> Owner:
     """One that calls itself by this host's name: its pids mean nothing here."""
     me = this_process()
-    return dataclasses.replace(me, boot_id=f"{me.boot_id.partition('/')[0]}/1", started="1")
+    boot, _, machine = me.boot_id.split("/")
+    return dataclasses.replace(me, boot_id=f"{boot}/1/{machine}", started="1")
 
 
 @pytest.mark.parametrize("owner", [_elsewhere, _in_a_container])

@@ -1,4 +1,4 @@
-"""Values that databases and drivers trip over, on our side and Optuna's (optuna issues 3205, 3206, 1860)."""
+"""Values that databases and drivers trip over, on our side and Optuna's (cases D29, D31)."""
 
 from __future__ import annotations
 

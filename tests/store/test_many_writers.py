@@ -1,4 +1,4 @@
-"""Many processes write at once while the app reads; nobody meets a lock (optuna issue 820)."""
+"""Many processes write at once while the app reads; nobody meets a lock (case D28)."""
 
 from __future__ import annotations
 

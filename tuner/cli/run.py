@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,10 @@ from tuner.errors import Interrupted
 from tuner.settings import resolve
 
 if TYPE_CHECKING:
-    from tuner.search.events import Stopper
+    from tuner.execution.launcher import LocalLauncher
+    from tuner.search.events import Goal, Observer, Stopper
+    from tuner.search.plan import Plan
+    from tuner.search.session import Session
 
 
 @click.command("run", short_help="Search a study's space under a memory budget.")
@@ -45,7 +49,7 @@ if TYPE_CHECKING:
     "--max-failures", metavar="N", help="Stop after more failed launches  [default: the first 3, or 20 %]"
 )
 @click.option("--audit", metavar="SHARE", help="At the end, launch this share (0 to 1) of what was pruned.")
-@click.option("--threads", metavar="N", help="Intra-op threads of a trial  [default: all cores]")
+@click.option("--threads", metavar="N", help="Intra-op threads of a trial  [default: cores / jobs]")
 @click.option("--runs-dir", metavar="DIR", help="Where run folders go  [default: tuner-runs]")
 @click.option(
     "--keep-checkpoints", metavar="WHICH", help="Weights to keep: front, all or none  [default: front]"
@@ -69,16 +73,9 @@ def command(study: str, as_json: bool, **flags: Any) -> None:
       tuner run my_study.py --target cuda:0,1 --budget 6GiB --jobs 8
       tuner run my_study.py --target cpu --single --seed 1
     """
-    from tuner.cli.progress import make_observer, print_end
-    from tuner.execution.launcher import LocalLauncher, visible_threads
-    from tuner.scheduling.ledger import Ledger
-    from tuner.scheduling.left_behind import left_behind, memory_now
-    from tuner.search.checkpoints import prune_checkpoints
+    from tuner.execution.launcher import visible_threads
     from tuner.search.events import Goal, Stopper
-    from tuner.search.loop import StudyLoop
     from tuner.search.plan import make_plan
-    from tuner.search.recover import recover
-    from tuner.search.session import Outages, open_session
     from tuner.store.file_systems import unsuitable_file_system
 
     settings = resolve(flags)
@@ -91,61 +88,102 @@ def command(study: str, as_json: bool, **flags: Any) -> None:
         timeout_seconds=value["timeout"],
         audit_share=value["audit"],
     )
-    stopper = Stopper()
-    interruption: Interrupted | None = None
     warning = unsuitable_file_system(plan.url)
     if warning is not None:
         click.echo(f"warning: {warning}", err=True)
+    stopper = Stopper()
+    with _signals(stopper):
+        _drive(plan, goal, stopper, keep=value["keep_checkpoints"], as_json=as_json)
+
+
+def _drive(plan: Plan, goal: Goal, stopper: Stopper, *, keep: str, as_json: bool) -> None:
+    """Drive the study to its goal, and show what came of it."""
+    from tuner.cli.progress import make_observer, print_end
+    from tuner.cli.unbreakable import Unbreakable
+    from tuner.execution.launcher import LocalLauncher
+    from tuner.scheduling.left_behind import left_behind, memory_now
+    from tuner.search.checkpoints import prune_checkpoints
+    from tuner.search.recover import recover
+    from tuner.search.session import Outages, open_session
+
     outages = Outages(should_give_up=lambda: stopper.level > 1)
-    with _signals(stopper), open_session(plan, outages) as session:
-        recovered = recover(session)
+    interruption: Interrupted | None = None
+    with open_session(plan, outages) as session:
+        recovered = outages(lambda: recover(session))
         before = memory_now(plan.places)
         with (
             LocalLauncher(plan.runs_dir, plan.loaded.reference, plan.place.kind) as launcher,
-            make_observer(session, goal, as_json=as_json, recovered=recovered) as observer,
+            make_observer(session, goal, as_json=as_json, recovered=recovered) as printer,
         ):
+            observer = Unbreakable(printer)
             session.predictor.on_warning = outages.on_wait = observer.note
-            ledger = Ledger(session.reservations, plan.places, pool_bytes=plan.pool_bytes)
-            loop = StudyLoop(session, launcher, ledger, observer=observer, goal=goal, stopper=stopper)
-            try:
-                loop.run()
-            except Interrupted as error:
-                interruption = error
-            except Exception:
-                # The trials in flight are settled now, as far as the database can still be written.
-                with contextlib.suppress(Exception):
-                    recover(session, own=True)
-                raise
-            recover(session, own=True)  # what was asked for twice, since an answer was lost on its way
+            interruption = _run_loop(session, launcher, observer, goal=goal, stopper=stopper)
             for sentence in left_behind(plan.places, before, session.reservations.all()):
                 observer.note(sentence)
-        prune_checkpoints(session.reader, session.writer, session.study, value["keep_checkpoints"])
+        prune_checkpoints(session.reader, session.writer, session.study, keep)
         print_end(session, as_json=as_json)
     if interruption is not None:
         raise interruption
 
 
+def _run_loop(
+    session: Session, launcher: LocalLauncher, observer: Observer, *, goal: Goal, stopper: Stopper
+) -> Interrupted | None:
+    """Run the study's loop; return that it was interrupted, if it was, with every trial settled."""
+    from tuner.scheduling.ledger import Ledger
+    from tuner.search.loop import StudyLoop
+    from tuner.search.recover import recover
+
+    interruption = None
+    ledger = Ledger(session.reservations, session.plan.places, pool_bytes=session.plan.pool_bytes)
+    try:
+        StudyLoop(session, launcher, ledger, observer=observer, goal=goal, stopper=stopper).run()
+    except Interrupted as error:
+        interruption = error
+    except Exception:
+        # The trials in flight are settled now, as far as the database can still be written.
+        with contextlib.suppress(Exception):
+            recover(session, own=True)
+        raise
+    # What was asked of Optuna twice, since an answer was lost on its way, is settled too.
+    session.outages(lambda: recover(session, own=True))
+    return interruption
+
+
 @contextmanager
 def _signals(stopper: Stopper) -> Iterator[None]:
-    """Let Ctrl-C stop gently, a second one at once, and SIGTERM at once."""
+    """Let Ctrl-C stop gently, a second one at once, as do SIGTERM and a terminal that closes.
+
+    Where no loop looks at the stopper, a signal ends the command. What is printed here passes by
+    Python's own buffers, in which the signal may have come; and the terminal may be gone.
+    """
 
     def on_interrupt(number: int, frame: Any) -> None:
-        if stopper.level == 0:
-            click.echo("\nfinishing the running trials; Ctrl-C again stops them", err=True)
-            stopper.stop(1, "interrupted")
-        else:
-            click.echo("\nstopping the running trials", err=True)
-            stopper.stop(2, "interrupted")
+        stopper.stop(1 if stopper.level == 0 else 2, "interrupted")
+        _end_now(stopper)
+        words = "finishing the running trials; Ctrl-C again stops them"
+        _tell(words if stopper.level == 1 else "stopping the running trials")
 
     def on_terminate(number: int, frame: Any) -> None:
         stopper.stop(2, "terminated")
+        _end_now(stopper)
 
-    previous = {
-        signal.SIGINT: signal.signal(signal.SIGINT, on_interrupt),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, on_terminate),
-    }
+    handlers = {signal.SIGINT: on_interrupt, signal.SIGTERM: on_terminate}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        handlers[signal.SIGHUP] = on_terminate
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _end_now(stopper: Stopper) -> None:
+    if not stopper.heeded:
+        raise Interrupted(stopper.reason, hint="the same command continues the study")
+
+
+def _tell(words: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, f"\n{words}\n".encode())

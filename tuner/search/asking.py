@@ -48,14 +48,14 @@ class Asker:
         Raises:
             WorkloadError: The workload's `suggest` fails.
         """
-        trial_id = None
         try:
             trial = self._ask(slot)
             params = self._suggest(trial)
             trial_id = self._add(trial, params, slot)
-        finally:
-            if trial_id is None:
+        except Exception as error:
+            if why_transient(error) is None:  # else the database is away, and this driver ends
                 self._session.slots.release(slot.id, self._session.driver_id)
+            raise
         return Flight(trial.number, trial_id, params, slot.audit, self._trace(params))
 
     def _ask(self, slot: Slot) -> optuna.Trial:

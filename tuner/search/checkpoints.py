@@ -24,9 +24,10 @@ def prune_checkpoints(
     """
     if keep == "all":
         return 0
+    trials = reader.trials(study.id)  # before the front: what ends meanwhile is left alone
     kept = {trial.number for trial in reader.front(study.id)} if keep == "front" else set()
     freed_bytes = 0
-    for trial in reader.trials(study.id):
+    for trial in trials:
         if trial.is_running or trial.run_folder is None or trial.number in kept:
             continue
         # A trial that was cut short reported no checkpoint, but may have left one.

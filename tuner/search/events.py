@@ -80,11 +80,13 @@ class Stopper:
     Attributes:
         level: 0 go on, 1 finish what runs, 2 stop it.
         reason: Why.
+        heeded: Whether a loop looks at it: before and after, a signal ends the command at once.
     """
 
     def __init__(self) -> None:
         self.level = 0
         self.reason = ""
+        self.heeded = False
 
     def stop(self, level: int, reason: str) -> None:
         """Ask to stop; a higher level wins."""

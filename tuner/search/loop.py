@@ -1,8 +1,9 @@
 """The loop of a study: suggest → predict → reserve → launch → measure → record → tell.
 
 Several trials are on their way at once, as memory allows; one thread drives them, and each turn
-of the loop takes each of them as far as it goes. What becomes of a trial is data; exceptions that
-leave this module stop the study, after the trials that run have ended.
+of the loop takes each of them as far as it goes. What becomes of a trial is data. What ends a study
+(too many failures, nothing that fits) does so after the trials that run; what nobody foresaw (a full
+disk, a database that does not come back) kills them, and the next start runs them again.
 """
 
 from __future__ import annotations
@@ -76,18 +77,20 @@ class StudyLoop:
         """
         with (
             Heart(self._session) as self._heart,
-            ThreadPoolExecutor(1, thread_name_prefix="tracer") as tracer,
             contextlib.closing(self._wake),
+            ThreadPoolExecutor(1, thread_name_prefix="tracer") as tracer,
         ):
             self._asker = Asker(self._session, tracer, self._wake.up)
+            self._stopper.heeded = True
             try:
                 while not self._is_over():
                     self._turn()
             finally:
+                self._stopper.heeded = False
                 self._abandon()
         if self._error is not None:
             raise self._error
-        if self._stopper.level:
+        if self._stopper.level and self._tally.launched < self._goal.trials:
             raise Interrupted(
                 f"{self._stopper.reason}; {self._tally.launched} of {self._goal.trials} trials are done",
                 hint="the same command continues the study",
@@ -237,7 +240,7 @@ class StudyLoop:
 
     def _deserves_more(self, flight: Flight, result: TrialResult) -> bool:
         below = flight.reservation_bytes < self._session.study.budget_bytes
-        return result.outcome is Outcome.OUT_OF_MEMORY and below
+        return result.outcome is Outcome.OUT_OF_MEMORY and below and flight.attempt == 1
 
     def _settle(self, flight: Flight, result: TrialResult) -> None:
         """Keep what became of a trial, count it, and look for room for others."""

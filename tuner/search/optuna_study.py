@@ -27,7 +27,6 @@ from tuner.store.engine import BUSY_TIMEOUT_SECONDS, URL, prepare_sqlite
 from tuner.store.transactions import Patience, at_once
 
 MEMORY = "memory"
-_CONSTRAINT = f"constraints:{MEMORY}"  # where Trial.set_constraint() keeps it
 REPEATS = "tuner_repeats"  # user attribute: number of the trial whose params are run again
 AUDIT = "tuner_audit"  # user attribute: predicted not to fit, launched to check that
 _RANDOM_TRIALS = 10
@@ -160,23 +159,20 @@ class OptunaStudy:
         memory_bytes: int | None,
         budget_bytes: int,
     ) -> None:
-        # Straight to the storage: Study.tell() and Trial read the trial five times on their way.
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
-        state, values = TrialState.FAIL, None
-        if outcome in _TOLD_AS_PRUNED:
-            state = TrialState.PRUNED
-        elif outcome is Outcome.COMPLETED and _is_number(value) and memory_bytes is not None:
-            state, values = (
-                TrialState.COMPLETE,
-                [float(value), float(memory_bytes)][: len(self._study.directions)],
-            )
         with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):  # it is told already
             if memory_bytes is not None and outcome in _TOLD_WITH_CONSTRAINT:
                 excess = (memory_bytes - budget_bytes) / budget_bytes
                 if outcome in (Outcome.PRUNED_MEMORY, Outcome.OUT_OF_MEMORY):
                     excess = max(excess, _SMALLEST_EXCESS)
-                self._storage.set_trial_system_attr(trial_id, _CONSTRAINT, excess)
-            self._storage.set_trial_state_values(trial_id, state, values)
+                optuna.Trial(self._study, trial_id).set_constraint(MEMORY, excess)
+            if outcome in _TOLD_AS_PRUNED:
+                self._study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
+            elif outcome is Outcome.COMPLETED and _is_number(value) and memory_bytes is not None:
+                values = [float(value), float(memory_bytes)]
+                self._study.tell(number, values[: len(self._study.directions)], skip_if_finished=True)
+            else:
+                self._study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
 
     def close(self) -> None:
         """Close the connections to the database."""

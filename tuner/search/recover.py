@@ -70,13 +70,22 @@ def _left_result(session: Session, trial: TrialRecord) -> TrialResult:
     pid = session.reservations.pid_of(trial.id)
     if pid is not None:
         _wait_for_end(pid)  # it may be writing its report
-    result = None if trial.run_folder is None else RunFolder(Path(trial.run_folder)).read_result()
+    result = None if trial.run_folder is None else _result_in(RunFolder(Path(trial.run_folder)), trial)
     if result is None:
         return TrialResult(Outcome.INTERRUPTED, failure=Failure("its driver ended before it did"))
     below = (trial.reservation_bytes or 0) < session.study.budget_bytes
     if result.outcome is Outcome.OUT_OF_MEMORY and below:
         return without_budget(result)
     return result
+
+
+def _result_in(folder: RunFolder, trial: TrialRecord) -> TrialResult | None:
+    """Return the result in a run folder, if it is this trial's: the path may be another host's."""
+    try:
+        request = folder.read_request()
+    except (FileNotFoundError, ValueError):
+        return None
+    return folder.read_result() if request.seed == trial.seed else None
 
 
 def without_budget(result: TrialResult) -> TrialResult:

@@ -105,37 +105,44 @@ def open_session(plan: Plan, outages: Outages) -> Iterator[Session]:
         engine = open_engine(plan.url)
         closing.callback(engine.dispose)
         migrations.upgrade(engine)
-        writer, reader, drivers = Writer(engine, outages), Reader(engine, outages), Drivers(engine, outages)
-        study_id = writer.create_study(_new_study(plan, context_bytes))
-        study = reader.study(plan.name)
-        check_same(plan, study)  # again: another driver may have created it, and its database is current
-        environment = driver_environment(plan)
-        driver_id = drivers.join(study_id, this_process(), environment)
-        with exclusive(engine, "optuna"):  # its tables cannot be created by two at once
-            optuna_study = _optuna_study(plan, study, outages)
-        closing.callback(optuna_study.close)
-        session = Session(
-            plan=plan,
-            study=study,
-            driver_id=driver_id,
-            engine=engine,
-            writer=writer,
-            reader=reader,
-            optuna=optuna_study,
-            drivers=drivers,
-            slots=Slots(engine, outages),
-            reservations=Reservations(engine, outages),
-            predictor=predictor,
-            seed_base=study.seed if study.seed is not None else random.SystemRandom().getrandbits(31),
-            environment=environment,
-            outages=outages,
-        )
-        reason = "failed"
+        study = _create_or_find(plan, Writer(engine, outages), Reader(engine, outages), context_bytes)
+        drivers, environment = Drivers(engine, outages), driver_environment(plan)
+        driver_id = drivers.join(study.id, this_process(), environment)
         try:
+            with exclusive(engine, "optuna"):  # its tables cannot be created by two at once
+                optuna_study = _optuna_study(plan, study, outages)
+            closing.callback(optuna_study.close)
+            session = Session(
+                plan=plan,
+                study=study,
+                driver_id=driver_id,
+                engine=engine,
+                writer=Writer(engine, outages),
+                reader=Reader(engine, outages),
+                optuna=optuna_study,
+                drivers=drivers,
+                slots=Slots(engine, outages),
+                reservations=Reservations(engine, outages),
+                predictor=predictor,
+                seed_base=study.seed if study.seed is not None else random.SystemRandom().getrandbits(31),
+                environment=environment,
+                outages=outages,
+            )
             yield session
-            reason = "done"
-        finally:
-            drivers.leave(session.driver_id, reason)
+            driver_id = session.driver_id
+        except BaseException:
+            with contextlib.suppress(Exception):  # without patience: its death is noticed all the same
+                Drivers(engine).leave(driver_id, "failed")
+            raise
+        drivers.leave(driver_id, "done")
+
+
+def _create_or_find(plan: Plan, writer: Writer, reader: Reader, context_bytes: int | None) -> StudyRecord:
+    """Return the study as stored, once it is certain that it is the one that was asked for."""
+    writer.create_study(_new_study(plan, context_bytes))
+    study = reader.study(plan.name)
+    check_same(plan, study)  # again: another driver may have created it, and its database is current
+    return study
 
 
 def _optuna_study(plan: Plan, study: StudyRecord, outages: Outages) -> OptunaStudy:

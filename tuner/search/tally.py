@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import random
 
 from tuner.errors import NothingFeasible, TooManyFailures, TunerError
 from tuner.records import Outcome, TrialResult
 from tuner.scheduling.ledger import HOST_BYTES_PER_TRIAL
 from tuner.search.events import Goal, Observer
 from tuner.search.flight import Flight
+from tuner.search.optuna_study import derived_seed
 from tuner.search.session import Session
 from tuner.search.told import counts_as_launch, is_failure
 from tuner.units import format_bytes
@@ -32,7 +32,6 @@ class Tally:
     def __init__(self, session: Session, goal: Goal, observer: Observer) -> None:
         self._session, self._goal, self._observer = session, goal, observer
         trials = session.reader.trials(session.study.id)
-        self._counts = session.reader.outcomes(session.study.id)
         self.launched = sum(counts_as_launch(trial.outcome, audit=trial.audit) for trial in trials)
         self.used_up = False
         self._prunes_in_a_row = 0
@@ -42,7 +41,6 @@ class Tally:
     def count(self, flight: Flight, result: TrialResult) -> TunerError | None:
         """Count a trial that is settled; return what ends the study now, if anything does."""
         outcome = result.outcome
-        self._counts[outcome] = self._counts.get(outcome, 0) + 1
         self._host_peak_bytes = max(self._host_peak_bytes, result.host_peak_bytes or 0)
         self.data_bytes = max(self.data_bytes, result.peaks.phases.get("data", 0))
         if counts_as_launch(outcome, audit=flight.audit):
@@ -56,7 +54,7 @@ class Tally:
         if self._prunes_in_a_row >= MOST_PRUNES_IN_A_ROW:
             self.used_up = True
             return self._nothing_more_fits()
-        return self._too_many_failures()
+        return self._too_many_failures() if outcome.failed else None
 
     def host_bytes(self) -> int:
         """Return the host memory to set aside for a trial; 0 where the device is the host."""
@@ -68,13 +66,14 @@ class Tally:
     def audits(self) -> list[int]:
         """Return the numbers of the pruned trials to launch all the same.
 
-        Always the same choice for the same study, so that a resumed audit goes on with it.
+        Always the same choice for the same study, so that a resumed audit goes on with it, and
+        drivers that look at different moments choose nearly the same.
         """
         trials = self._session.reader.trials(self._session.study.id)
         audited = {trial.repeats for trial in trials if trial.audit and trial.outcome != Outcome.INTERRUPTED}
         pruned = [trial.number for trial in trials if trial.outcome == Outcome.PRUNED_MEMORY]
         wanted = math.ceil(self._goal.audit_share * len(pruned))
-        chosen = random.Random(self._session.study.id).sample(pruned, wanted)  # noqa: S311
+        chosen = sorted(pruned, key=lambda number: derived_seed(self._session.study.id, number))[:wanted]
         return [number for number in sorted(chosen) if number not in audited]
 
     def _nothing_more_fits(self) -> TunerError | None:
@@ -95,7 +94,10 @@ class Tally:
         )
 
     def _too_many_failures(self) -> TunerError | None:
-        failures = sum(count for outcome, count in self._counts.items() if is_failure(outcome))
+        study_id = self._session.study.id  # of all drivers together
+        counts = self._session.reader.outcomes(study_id, audits=False)
+        failures = sum(count for outcome, count in counts.items() if is_failure(outcome))
+        self.launched = max(self.launched, self._session.slots.claims(study_id).launched)
         if self._goal.max_failures is not None:
             too_many = failures > self._goal.max_failures
         else:
@@ -103,7 +105,7 @@ class Tally:
             too_many = all_failed or failures > max(_FIRST_FAILURES, _FAILED_SHARE * self._goal.trials)
         if not too_many:
             return None
-        kinds = ", ".join(f"{n} {o}" for o, n in sorted(self._counts.items()) if is_failure(o))
+        kinds = ", ".join(f"{n} {o}" for o, n in sorted(counts.items()) if is_failure(o))
         return TooManyFailures(
             f"{failures} of {self.launched} launched trials failed ({kinds})",
             hint=f"see why: tuner trials {self._session.study.name}; tolerate more: --max-failures",

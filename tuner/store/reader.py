@@ -105,10 +105,12 @@ class Reader(Transactional):
         return living_drivers(connection, study_id)
 
     @snapshot
-    def outcomes(self, connection: Connection, study_id: int) -> dict[str, int]:
-        """Return how many trials there are of each outcome, `running` included."""
+    def outcomes(self, connection: Connection, study_id: int, *, audits: bool = True) -> dict[str, int]:
+        """Return how many trials there are of each outcome, `running` included, audits too if wanted."""
         outcome = func.coalesce(schema.trial.c.outcome, "running")
         query = select(outcome, func.count()).where(schema.trial.c.study_id == study_id).group_by(outcome)
+        if not audits:
+            query = query.where(schema.trial.c.audit.is_(False))
         return {row[0]: row[1] for row in connection.execute(query)}
 
     def front(self, study_id: int, budget_bytes: int | None = None) -> list[TrialRecord]:
