@@ -13,7 +13,7 @@ from tuner import Loaders, Minimize, Workload
 
 
 class Computing(Workload):
-    """A convolution network on noise, for `COMPUTING_STEPS` (30 by default) steps of 32 images."""
+    """A convolution network on noise, for `COMPUTING_STEPS` (80 by default) steps of 32 images."""
 
     objective = Minimize("loss")
     default_budget = "1GiB"
@@ -38,8 +38,8 @@ class Computing(Workload):
         return model, torch.optim.SGD(model.parameters(), lr=params["learning_rate"])
 
     def example_batch(self, params: dict[str, Any], device: torch.device) -> Any:
-        """Return 32 images of 64 × 64."""
-        return torch.empty(32, 3, 64, 64, device=device), torch.empty(32, dtype=torch.long, device=device)
+        """Return 32 images of 32 × 32."""
+        return torch.empty(32, 3, 32, 32, device=device), torch.empty(32, dtype=torch.long, device=device)
 
     def train_step(self, state: Any, batch: Any) -> dict[str, Any]:
         """Train on one batch."""
@@ -53,6 +53,6 @@ class Computing(Workload):
 
     def loaders(self, params: dict[str, Any]) -> Loaders:
         """Return the same few images again and again: reading them must not cost anything."""
-        count = 32 * int(os.environ.get("COMPUTING_STEPS", "30"))
-        data = TensorDataset(torch.randn(1, 3, 64, 64).expand(count, -1, -1, -1), torch.zeros(count).long())
+        count = 32 * int(os.environ.get("COMPUTING_STEPS", "80"))
+        data = TensorDataset(torch.randn(1, 3, 32, 32).expand(count, -1, -1, -1), torch.zeros(count).long())
         return Loaders(DataLoader(data, batch_size=32))

@@ -41,7 +41,7 @@ from tuner.units import MIB
 SOAKED = Path(__file__).with_name("soaked.py")
 TRIALS_PER_BLOW = 5
 KINDS = ("trial", "supervisor", "driver", "restart fast", "restart immediate")
-WEIGHTS = (4, 2, 2, 1, 1)
+WEIGHTS = (6, 3, 2, 1, 1)
 BASELINE_BYTES = 2 * MIB  # by which a trial may start from more or less than the first
 SLOPE_BYTES = 32 * 1024  # a driver's growth per trial of the study: Optuna keeps each in memory, 10 KiB
 LEAKED_DESCRIPTORS = 4  # more at the end than at the beginning: a trial that starts has a few
@@ -201,12 +201,11 @@ class Soak:
             assert self._server is not None
             self._server.restart(kind.partition(" ")[2])
         elif kind == "driver":
-            self._random.choice(self.drivers).kill()
+            # The first one lives through the second half, so that its memory is seen.
+            shot = self.drivers[1:] if finished > self._trials / 2 else self.drivers
+            self._random.choice(shot).kill()
         else:
-            word = "tuner.execution.worker" if kind == "trial" else "supervisor.py"
-            found = [pid for pid, command in self._processes() if word in command]
-            if kind == "trial":
-                found = [pid for pid in found if "supervisor.py" not in dict(self._processes()).get(pid, "")]
+            found = [pid for pid, command in self._processes() if _is_a(kind, command)]
             if not found:
                 return  # between two trials: at the next look
             with contextlib.suppress(ProcessLookupError):
@@ -250,6 +249,12 @@ class Soak:
             "most_descriptors": max((fds for life in lives for _, _, fds in life.samples), default=0),
             "wrong": wrong,
         }
+
+
+def _is_a(kind: str, command: str) -> bool:
+    """Whether a command line is one of a trial, or of any supervisor."""
+    supervises = "supervisor.py" in command
+    return supervises if kind == "supervisor" else not supervises and "tuner.execution.worker" in command
 
 
 def leaks(folder: Path, trials: int) -> dict[str, Any]:

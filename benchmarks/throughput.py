@@ -136,7 +136,7 @@ def main() -> None:
     """Print the tables and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=["packing", "driver"])
-    parser.add_argument("--waiting-trials", type=int, default=12)
+    parser.add_argument("--waiting-trials", type=int, default=16)
     parser.add_argument("--computing-trials", type=int, default=8)
     parser.add_argument("--trials", type=int, default=1000, help="of the study that the driver is timed on")
     parser.add_argument("--json", type=Path)
