@@ -139,9 +139,13 @@ class Ledger:
             free_bytes = seen.available_bytes + seen.resident_bytes(ours) - seen.unused_bytes(promised)
             return self._limited(place, free_bytes, others="", alone=False)
         ours = _granted_on(place.key, {row.id: row for row in (*seen.held, *held)}.values())
-        others_bytes = self._others_bytes(place.key, seen.gpus[place.key], ours)
+        memory = seen.gpus[place.key]
+        others_bytes = self._others_bytes(place.key, memory, ours)
         others = f"; other processes use {format_bytes(others_bytes)}" if others_bytes else ""
-        return self._limited(place, place.capacity_bytes - others_bytes, others=others, alone=True)
+        # What is used on a card without a process is the NVIDIA driver's own: a trial that may have the
+        # whole budget must not wait for that.
+        idle = memory.by_pid == {}
+        return self._limited(place, place.capacity_bytes - others_bytes, others=others, alone=not idle)
 
     def _limited(self, place: Place, free_bytes: int, *, others: str, alone: bool) -> Room:
         """Return a device's room; as for what is free, a single trial on a CPU is always let in.

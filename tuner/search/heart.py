@@ -11,6 +11,7 @@ from tuner.store.drivers import Drivers
 from tuner.store.engine import store_errors
 
 BEAT_SECONDS = 5.0
+_JOIN_SECONDS = 10.0
 
 
 class Heart:
@@ -38,7 +39,7 @@ class Heart:
 
     def __exit__(self, *exc_info: object) -> None:
         self._end.set()
-        self._thread.join()
+        self._thread.join(_JOIN_SECONDS)  # it may wait for a server that does not answer
 
     def beat(self) -> None:
         """Give a sign of life, and look around.
