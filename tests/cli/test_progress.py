@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from tuner.cli import progress
+from tuner.cli import waits
 from tuner.cli.progress import _JsonLines, _PlainLines
 from tuner.cli.progress_bar import progress_bar
 from tuner.cli.score import Score
@@ -44,7 +44,7 @@ def test_notes_reasons_and_metrics_may_look_like_markup(
 def test_a_wait_that_came_too_early_is_told_later_unless_it_is_over(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "_WAITING_EVERY_SECONDS", 1.0)
+    monkeypatch.setattr(waits, "EVERY_SECONDS", 1.0)
     lines = _PlainLines(SCORE)
     for number in (1, 2, 3):
         lines.waiting(number, reason(number))
@@ -63,7 +63,7 @@ def test_a_wait_that_came_too_early_is_told_later_unless_it_is_over(
 def test_json_tells_another_device_at_once_and_other_sizes_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "_WAITING_EVERY_SECONDS", 1.0)
+    monkeypatch.setattr(waits, "EVERY_SECONDS", 1.0)
     lines = _JsonLines()
     for step in range(20):
         lines.waiting(1, reason(step / 10))

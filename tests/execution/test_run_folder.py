@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.execution import run_folder
-from tuner.execution.run_folder import Request, RunFolder, StopRequest, folder_name, write_json, write_text
+from tuner.execution import json_files
+from tuner.execution.json_files import write_json, write_text
+from tuner.execution.run_folder import Request, RunFolder, StopRequest, folder_name
 from tuner.records import Outcome, TrialResult
 
 REQUEST = Request(
@@ -124,7 +125,7 @@ def test_a_write_that_fails_leaves_the_old_file(
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_folder.os, step, full)
+    monkeypatch.setattr(json_files.os, step, full)
     with pytest.raises(OSError, match="No space left"):
         write_text(path, "new")
 

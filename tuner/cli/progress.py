@@ -7,12 +7,9 @@ event with `--json` (on standard output).
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -22,12 +19,12 @@ from tuner.cli.output import jsonable
 from tuner.cli.progress_bar import progress_bar
 from tuner.cli.score import Score, describe
 from tuner.cli.trial_rows import emit_front
+from tuner.cli.waits import Waits
 from tuner.records import Outcome
 from tuner.search.events import Ended, Goal, Launched, Observer
 from tuner.search.session import Session
 from tuner.units import format_bytes, format_seconds
 
-_WAITING_EVERY_SECONDS = 30.0
 _SIZE = re.compile(r"[\d.,]+ (B|[KMGT]iB)\b")
 
 
@@ -72,67 +69,12 @@ def print_end(session: Session, *, as_json: bool) -> None:
     click.echo("open the app with: tuner app", err=True)
 
 
-class _Waits:
-    """Tells what trials wait for, now and then; what is too early is kept, and told later if it still holds.
-
-    Args:
-        tell: Called with a trial's number and reason, also from another thread.
-    """
-
-    def __init__(self, tell: Callable[[int, str], None]) -> None:
-        self._tell, self._lock = tell, threading.Lock()
-        self._kept: dict[int, str] = {}
-        self._told = -math.inf
-        self._timer: threading.Timer | None = None
-
-    def waits(self, number: int, reason: str, *, at_once: bool = False) -> None:
-        """Note what a trial waits for."""
-        with self._lock:
-            self._kept[number] = reason
-            if at_once:
-                self._tell_those([number])
-            self._look()
-
-    def ends(self, number: int) -> None:
-        """Note that a trial does not wait any more."""
-        with self._lock:
-            self._kept.pop(number, None)
-
-    def close(self) -> None:
-        """Tell nothing any more."""
-        with self._lock:
-            self._kept.clear()
-            if self._timer is not None:
-                self._timer.cancel()
-
-    def _look(self) -> None:
-        left_seconds = self._told + _WAITING_EVERY_SECONDS - time.monotonic()
-        if left_seconds <= 0:
-            self._tell_those(list(self._kept))
-        elif self._kept and self._timer is None:
-            self._timer = threading.Timer(left_seconds, self._is_due)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def _is_due(self) -> None:
-        with self._lock:
-            self._timer = None
-            self._look()
-
-    def _tell_those(self, numbers: list[int]) -> None:
-        for number in numbers:
-            self._told = time.monotonic()
-            self._tell(number, self._kept.pop(number))
-
-
 class _PlainLines:
     """One line per trial."""
 
     def __init__(self, score: Score) -> None:
         self._score = score
-        self._waits = _Waits(
-            lambda number, reason: click.echo(f"trial {number} waits for {reason}", err=True)
-        )
+        self._waits = Waits(lambda number, reason: click.echo(f"trial {number} waits for {reason}", err=True))
 
     def close(self) -> None:
         """Print nothing any more."""
@@ -168,7 +110,7 @@ class _JsonLines:
     """One JSON object per event."""
 
     def __init__(self) -> None:
-        self._waits = _Waits(lambda number, reason: _event("waiting", number=number, reason=reason))
+        self._waits = Waits(lambda number, reason: _event("waiting", number=number, reason=reason))
         self._kinds: dict[int, str] = {}
 
     def close(self) -> None:

@@ -19,11 +19,11 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from tuner.execution.json_files import damage_told, read_fields, write_json
 from tuner.records import Outcome, Owner, TrialResult
 
 VERSION = 1
@@ -113,10 +113,10 @@ class RunFolder:
             OSError: There is none, or it cannot be read.
             ValueError: It is damaged, or of another version.
         """
-        fields = _fields_of(self.path / "request.json")
+        fields = read_fields(self.path / "request.json")
         if fields.pop("version", None) != VERSION:
             raise ValueError(f"the request in {self.path} is of another version")
-        with _damage_told(self.path / "request.json"):
+        with damage_told(self.path / "request.json"):
             return Request(**{**fields, "example_steps": tuple(fields["example_steps"])})
 
     def append_event(self, kind: str, **fields: Any) -> None:
@@ -199,12 +199,12 @@ class RunFolder:
 
     def _read(self, name: str) -> TrialResult | None:
         try:
-            fields = _fields_of(self.path / name)
+            fields = read_fields(self.path / name)
         except FileNotFoundError:
             return None
         if fields.pop("version", None) != VERSION:
             return None
-        with _damage_told(self.path / name):
+        with damage_told(self.path / name):
             return TrialResult.from_json(fields)
 
     def log_tail(self, lines: int = 40, most_bytes: int = 20_000) -> str:
@@ -234,41 +234,3 @@ def trial_token(trial_id: int, driver_id: int, owner: Owner) -> str:
     """
     process = "/".join((owner.host, owner.boot_id, str(owner.pid), owner.started))
     return f"trial {trial_id} of driver {driver_id}, {process}"
-
-
-def _fields_of(path: Path) -> dict[str, Any]:
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    if not isinstance(fields, dict):
-        raise ValueError(f"{path} is damaged: it holds no fields")
-    return fields
-
-
-@contextlib.contextmanager
-def _damage_told(path: Path) -> Iterator[None]:
-    """Make one kind of error of all that wrong fields lead to.
-
-    Raises:
-        ValueError: They led to one.
-    """
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {type(error).__name__} {error}") from error
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a reader sees all of it or nothing."""
-    write_text(path, json.dumps(value))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file aside and rename it, on disk before it is seen."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    Path(aside).replace(path)
