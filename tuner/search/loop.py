@@ -316,6 +316,11 @@ class StudyLoop:
 
     def _abandon(self) -> None:
         """Kill what still runs, and end what is still traced."""
+        request = StopRequest(Outcome.INTERRUPTED, "the study ended")
+        for flight in self._flights:  # all at once: one that does not die keeps nobody waiting
+            if flight.running is not None:
+                flight.running.stop(request, grace_seconds=0)
+                flight.running.poll()
         for flight in self._flights:
             if flight.running is not None:
                 flight.running.kill()
