@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from tuner.execution.run_folder import RunFolder
@@ -32,10 +33,11 @@ def prune_checkpoints(
             continue
         # A trial that was cut short reported no checkpoint, but may have left one.
         path = RunFolder(Path(trial.run_folder)).checkpoint
-        if path.is_file():
-            freed_bytes += path.stat().st_size
+        with contextlib.suppress(FileNotFoundError):  # or another driver has just removed it
+            size_bytes = path.stat().st_size
             if not dry_run:
                 path.unlink()
+            freed_bytes += size_bytes
         if trial.checkpoint is not None and not dry_run:
             writer.forget_checkpoint(trial.id)
     return freed_bytes
