@@ -23,8 +23,11 @@ demo: $(READY)  ## Search the digits study under a budget, print the front
 	$(BIN)/tuner run studies/digits_cnn.py $(DEMO)
 	@echo "open the app with: $(BIN)/tuner app"
 
+# One more than there are cores: many a test waits for a child that sleeps.
+WORKERS ?= $(shell expr $$(nproc) + 1)
+
 test: $(READY) browser  ## Run every test
-	$(BIN)/python -m pytest -n auto --dist worksteal $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
 check: $(READY)  ## Format, lint, types, import layers, single migration head
 	$(BIN)/ruff format --check .

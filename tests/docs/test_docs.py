@@ -68,7 +68,7 @@ def test_make_targets_that_pages_name_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     code = re.compile(r"(?:`|^)make ([a-z-]+)", re.MULTILINE)
     named = {name for page in PAGES for name in code.findall(page.read_text("utf-8"))}
-    assert {"demo", "test", "check", "venv", "bench", "bench-accuracy", "docs", "format"} == named
+    assert {"demo", "test", "check", "venv", "bench", "bench-accuracy", "soak", "docs", "format"} == named
     assert named <= targets
 
 

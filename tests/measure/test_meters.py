@@ -152,7 +152,10 @@ def test_two_small_blocks_a_step_are_growth_on_cuda(cuda: FakeTorch, driver: Dri
 
 
 def test_no_peak_is_lost_between_readings_on_the_cpu() -> None:
-    """64 MiB touched and given back before a reading, which starts the kernel's count anew: ± 4 MiB."""
+    """64 MiB touched and given back before a reading, which starts the kernel's count anew.
+
+    ± 12 MiB: what this process, which runs other tests, takes and gives back meanwhile.
+    """
     meter = CpuMeter()
     baseline = meter.peaks().baseline_bytes or 0
     for size in (64, 8, 32):
@@ -164,8 +167,8 @@ def test_no_peak_is_lost_between_readings_on_the_cpu() -> None:
     held = torch.ones(16 << 18)
     del held
 
-    assert (meter.epoch_ended().device_bytes or 0) - baseline == pytest.approx(16 * MIB, abs=4 * MIB)
-    assert (meter.peak_bytes() or 0) - baseline == pytest.approx(64 * MIB, abs=4 * MIB)
+    assert (meter.epoch_ended().device_bytes or 0) - baseline == pytest.approx(16 * MIB, abs=12 * MIB)
+    assert (meter.peak_bytes() or 0) - baseline == pytest.approx(64 * MIB, abs=12 * MIB)
 
 
 def test_samples_are_fifty_milliseconds_apart() -> None:

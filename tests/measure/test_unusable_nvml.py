@@ -18,9 +18,6 @@ BROKEN = {
         pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
         "the NVIDIA driver and its library are of different versions: reboot, or reload the driver",
     ),
-    "no permission": (pynvml.NVML_ERROR_NO_PERMISSION, "no permission to ask the NVIDIA driver"),
-    "lost": (pynvml.NVML_ERROR_GPU_IS_LOST, "a GPU has fallen off the bus: reboot"),
-    "unknown": (pynvml.NVML_ERROR_UNKNOWN, "NVML cannot be used"),
 }
 
 

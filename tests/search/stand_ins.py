@@ -132,6 +132,8 @@ class ToldTrial:
 
     def stop(self, request: StopRequest, *, grace_seconds: float) -> None:
         self.stopped = self.stopped or request
+        if grace_seconds == 0:
+            self.kill()
         self.ends(TrialResult(request.outcome))
 
     def kill(self) -> None:
