@@ -8,7 +8,7 @@ BLOWS = ["trial", "driver", "supervisor"]
 
 
 def test_twenty_trials_under_fire_are_all_accounted_for() -> None:
-    found = soak(trials=20, seed=1, database="postgresql", first=BLOWS)
+    found = soak(trials=20, seed=1, database="sqlite", first=BLOWS)
     assert {name: problems for name, problems in found["wrong"].items() if problems} == {}
     assert found["blows"].keys() >= set(BLOWS[:2]), "the study ended before it was struck"
     assert found["drivers_started"] == 2 + found["blows"]["driver"]
