@@ -13,18 +13,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks import driver_overhead
-from tuner.processes import process_memory
+from benchmarks.sampling import resident_bytes, rows_of
 from tuner.units import MIB
 
 WAITING = Path(__file__).with_name("waiting.py")
@@ -55,12 +53,12 @@ def run_study(workload: Path, trials: int, *flags: str) -> dict[str, Any]:
         )
         samples = []
         while driver.poll() is None:
-            samples.append(_resident_bytes(folder))
+            samples.append(resident_bytes(folder))
             time.sleep(_SAMPLE_SECONDS)
         assert driver.stderr is not None
         with driver.stderr:
             said = driver.stderr.read()
-        rows = [] if driver.returncode else _query(folder, _TRIALS)
+        rows = [] if driver.returncode else rows_of(folder, _TRIALS)
     if len(rows) < trials:
         raise SystemExit(f"{workload.name} {' '.join(flags)} failed:\n{said}")
     started = [datetime.fromisoformat(row[0]) for row in rows]
@@ -79,23 +77,6 @@ def run_study(workload: Path, trials: int, *flags: str) -> dict[str, Any]:
 _TRIALS = (
     "SELECT started_at, ended_at, reservation_bytes, seconds FROM tuner_trial WHERE outcome = 'completed'"
 )
-
-
-def _query(folder: Path, sql: str) -> list[Any]:
-    with closing(sqlite3.connect(folder / "tuner.db")) as connection:
-        return connection.execute(sql).fetchall()
-
-
-def _resident_bytes(folder: Path) -> list[int]:
-    """Return what each trial's process holds now."""
-    if not (folder / "tuner.db").exists():
-        return []
-    try:
-        rows = _query(folder, "SELECT pid FROM tuner_reservation WHERE pid IS NOT NULL")
-    except sqlite3.OperationalError:  # the tables are being made
-        return []
-    found = [process_memory(pid) for (pid,) in rows]
-    return [memory.resident_bytes for memory in found if memory is not None]
 
 
 def waiting(trials: int) -> dict[str, Any]:

@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
+from benchmarks.sampling import resident_bytes, rows_of
 from tests.conftest import ROOT, clean_environment
-from tuner.processes import process_memory
 from tuner.units import MIB
 
 SIZED = ROOT / "tests" / "workloads" / "sized.py"
 POOL_MIB, BUDGET_MIB = 1500, 1200
 # With about 290 MiB of a process that has imported PyTorch: 40 %, 40 % and 70 % of the pool.
 HELD_MIB = "310,310,760"
-
-
-def query(folder: Path, sql: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(folder / "tuner.db")) as connection:
-        return connection.execute(sql).fetchall()
-
-
-def resident_bytes(folder: Path) -> list[int]:
-    """Return what each trial's process holds now, by the pids noted with the reservations."""
-    if not (folder / "tuner.db").exists():
-        return []
-    try:
-        rows = query(folder, "SELECT pid FROM tuner_reservation WHERE pid IS NOT NULL")
-    except sqlite3.OperationalError:  # the tables are being made
-        return []
-    found = [process_memory(pid) for (pid,) in rows]
-    return [memory.resident_bytes for memory in found if memory is not None]
 
 
 def test_two_of_40_and_one_of_70_percent_of_a_pool(tmp_path: Path) -> None:
@@ -56,7 +36,7 @@ def test_two_of_40_and_one_of_70_percent_of_a_pool(tmp_path: Path) -> None:
     with driver.stderr:
         said = driver.stderr.read()
     assert driver.returncode == 0, said
-    trials = query(
+    trials = rows_of(
         tmp_path,
         "SELECT number, outcome, reservation_bytes, peak_bytes, started_at, ended_at FROM tuner_trial "
         "ORDER BY number",
