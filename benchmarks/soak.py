@@ -49,6 +49,8 @@ LEAST_SAMPLES = 100  # in each half of a driver's life, for its descriptors to b
 LEAST_TRIALS = 100  # that a driver must have seen for its growth to be judged
 _LOOK_SECONDS = 0.5
 _DYING_SECONDS = 5.0
+_NEW_LIFE = "--- a new life\n"
+UNREACHABLE = 5  # exit code: the database cannot be used
 
 
 @dataclass
@@ -82,6 +84,7 @@ class Driver:
         self._command, self._environment = command, environment
         self.lives: list[Incarnation] = []
         self.problems: list[str] = []
+        self.refused = 0
         self._shot = False
         self.start()
 
@@ -91,8 +94,11 @@ class Driver:
         code = self._process.poll()
         if code is None or code == 0:
             return code == 0
-        if not self._shot:
-            self.problems.append(f"{self._name} ended with code {code}: {self.log.read_text()[-2000:]}")
+        said = self.log.read_text(encoding="utf-8").rpartition(_NEW_LIFE)[2]
+        if code == UNREACHABLE and "study '" not in said:
+            self.refused += 1  # at its start a database that is away is an error, like a wrong host
+        elif not self._shot:
+            self.problems.append(f"{self._name} ended with code {code}: {said[-2000:]}")
         self.start()
         return False
 
@@ -106,6 +112,8 @@ class Driver:
         self._shot = False
         self.lives.append(Incarnation())
         with self.log.open("ab") as log:
+            log.write(_NEW_LIFE.encode())
+            log.flush()
             self._process = subprocess.Popen(
                 self._command, cwd=self._folder, env=self._environment, stdout=log, stderr=log
             )
@@ -244,6 +252,7 @@ class Soak:
             "seconds": seconds,
             "blows": dict(self.blows),
             "drivers_started": len(lives),
+            "starts_refused": sum(driver.refused for driver in self.drivers),
             "outcomes": dict(outcomes),
             "slopes_bytes_per_trial": slopes,
             "most_descriptors": max((fds for life in lives for _, _, fds in life.samples), default=0),
@@ -341,7 +350,10 @@ def _print(found: dict[str, Any]) -> int:
         print(
             f"{part['trials']} trials in {part['seconds']:.0f} s on {found['database']}: {part['outcomes']}"
         )
-        print(f"struck: {part['blows']}; drivers started: {part['drivers_started']}")
+        print(
+            f"struck: {part['blows']}; drivers started: {part['drivers_started']}, "
+            f"refused at their start by a database that was away: {part['starts_refused']}"
+        )
         kib = [round(slope / 1024, 1) for slope in part["slopes_bytes_per_trial"]]
         print(f"drivers' growth, KiB per trial: {kib or 'none lived long enough'}")
         print(f"most descriptors: {part['most_descriptors']}")
