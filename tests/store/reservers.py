@@ -10,8 +10,8 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Literal, cast
 
 from sqlalchemy import URL
 
@@ -23,15 +23,16 @@ from tuner.store.engine import open_engine, parse_url
 from tuner.store.reservations import Book, Reservations
 from tuner.store.writer import Writer
 
+Death = Literal["waiting", "holding"]
 POOL = 100
 DEVICE = Room("GPU-1", "cuda:0", pool_bytes=POOL, alone_bytes=POOL)
 HOST = Room("h", "the host's memory", pool_bytes=0, alone_bytes=None)
 
 
 def reserve_at_random(
-    url: URL, study_id: int, seed: int, log: Path, count: int, die: Callable[[], None] | None = None
+    url: URL, study_id: int, seed: int, log: Path, count: int, die: Death | None = None
 ) -> None:
-    """Run `count` trials, one after the other."""
+    """Run `count` trials, one after the other; die in the second half of them, if told to."""
     engine, draw = open_engine(url), random.Random(seed)
     writer, reservations = Writer(engine), Reservations(engine)
     driver_id = Drivers(engine).join(study_id, this_process())
@@ -54,13 +55,13 @@ def reserve_at_random(
 
         while not reservations.decide(decision):
             time.sleep(0.005)
-            if die is not None and draw.random() < 0.02:
+            if die == "waiting" and number >= count // 2:
                 append(log, f"free {trial_id} 0\n")
-                die()
+                os._exit(9)
         time.sleep(draw.random() * 0.02)
         append(log, f"free {trial_id} {size}\n")
-        if die is not None and draw.random() < 0.1:
-            die()
+        if die == "holding" and number >= count // 2:
+            os._exit(9)
         writer.record_result(trial_id, TrialResult(Outcome.COMPLETED))
     Drivers(engine).leave(driver_id, "done")
     engine.dispose()
@@ -79,5 +80,5 @@ if __name__ == "__main__":
         *map(int, sys.argv[2:4]),
         log=Path(sys.argv[4]),
         count=int(sys.argv[5]),
-        die=lambda: os._exit(9),
+        die=cast("Death", sys.argv[6]) if len(sys.argv) > 6 else None,
     )

@@ -34,7 +34,7 @@ _SMALLEST_EXCESS = 1e-6  # a constraint that is violated is above zero, whatever
 _TOLD_AS_PRUNED = frozenset({Outcome.PRUNED_MEMORY, Outcome.OUT_OF_MEMORY, Outcome.PRUNED_METRIC})
 _TOLD_WITH_CONSTRAINT = _TOLD_AS_PRUNED | {Outcome.COMPLETED}
 
-optuna.logging.set_verbosity(optuna.logging.WARNING)
+optuna.logging.set_verbosity(optuna.logging.ERROR)  # its retries while the database is away are ours to tell
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
 
@@ -160,8 +160,14 @@ class OptunaStudy:
         budget_bytes: int,
     ) -> None:
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
-        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):  # it is told already
-            if memory_bytes is not None and outcome in _TOLD_WITH_CONSTRAINT:
+        so_far = self._storage.get_trial(trial_id)
+        # Told by another driver in the meantime, it stays as it is; told by halves, it keeps its constraint.
+        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+            if (
+                memory_bytes is not None
+                and outcome in _TOLD_WITH_CONSTRAINT
+                and MEMORY not in so_far.constraints
+            ):
                 excess = (memory_bytes - budget_bytes) / budget_bytes
                 if outcome in (Outcome.PRUNED_MEMORY, Outcome.OUT_OF_MEMORY):
                     excess = max(excess, _SMALLEST_EXCESS)
