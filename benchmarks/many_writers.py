@@ -25,6 +25,7 @@ from tuner.errors import SchemaError
 from tuner.processes import this_process
 from tuner.records import EpochMetrics, Outcome, Peaks, TrialResult
 from tuner.search.optuna_study import OptunaStudy, optuna_storage
+from tuner.search.sampling.history import Forecast
 from tuner.store import migrations
 from tuner.store.drivers import Drivers
 from tuner.store.engine import URL, open_engine, parse_url, store_errors
@@ -66,7 +67,14 @@ def write(storage: str, trials: int, barrier: Barrier, answers: Queue[dict[str, 
         migrations.upgrade(engine)
         with exclusive(engine, "optuna"):
             optuna = OptunaStudy(
-                url, NAME, maximize=True, single=False, seed=None, parallel=True, patience=patience
+                url,
+                NAME,
+                maximize=True,
+                single=False,
+                seed=None,
+                budget_bytes=4096,
+                parallel=True,
+                patience=patience,
             )
         writer, drivers = Writer(engine, patience), Drivers(engine, patience)
         study_id = writer.create_study(new_study())
@@ -75,7 +83,8 @@ def write(storage: str, trials: int, barrier: Barrier, answers: Queue[dict[str, 
         for index in range(trials):
             before = time.monotonic()
             trial = optuna.ask()
-            width = patience(functools.partial(trial.suggest_int, "width", 1, 4096))
+            optuna.rehearse(trial, _suggest, lambda width: Forecast(width, fits=True))
+            width = patience(functools.partial(_suggest, trial))
             trial_id = writer.add_trial(study_id, trial.number, {"width": width}, driver_id=driver_id)
             writer.record_result(trial_id, result(index, width))
             optuna.tell(
@@ -90,6 +99,10 @@ def write(storage: str, trials: int, barrier: Barrier, answers: Queue[dict[str, 
         optuna.close()
         engine.dispose()
     answers.put({"opened_seconds": opened, "slowest_seconds": slowest, "told": told})
+
+
+def _suggest(trial: Any) -> int:
+    return int(trial.suggest_int("width", 1, 4096))
 
 
 def new_study() -> NewStudy:

@@ -5,6 +5,7 @@ Each value keeps its origin, so that a person can see why a study ran as it did.
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Callable, Mapping
@@ -80,6 +81,24 @@ def _checkpoints(text: str) -> str:
     return text
 
 
+def _options(text: str) -> dict[str, Any]:
+    """Read `name=value` pairs, separated by commas; a value is JSON where it can be, else text.
+
+    Raises:
+        UsageError: A pair has no `=`.
+    """
+    found: dict[str, Any] = {}
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"an option is name=value, not '{pair}'", hint="for example: n_ei_candidates=48")
+        try:
+            found[name.strip()] = json.loads(value)
+        except ValueError:
+            found[name.strip()] = value.strip()
+    return found
+
+
 SPECS: dict[str, _Spec] = {
     "storage": _Spec(str, "sqlite:///tuner.db", "database URL"),
     "runs_dir": _Spec(str, "tuner-runs", "folder of the run folders"),
@@ -91,6 +110,10 @@ SPECS: dict[str, _Spec] = {
     "study_name": _Spec(str, None, "study to create or resume; by default the workload's name"),
     "seed": _Spec(_seed, None, "makes a CPU run repeatable"),
     "single": _Spec(_switch, default=False, help="one objective, with memory as a constraint"),
+    "sampler": _Spec(
+        str, None, "how configurations are drawn; by default memory-aware, tpe with one objective"
+    ),
+    "sampler_option": _Spec(_options, {}, "its options, name=value pairs separated by commas"),
     "max_failures": _Spec(_whole, None, "failed launches before the study stops"),
     "trial_timeout": _Spec(parse_seconds, None, "seconds one trial may take"),
     "timeout": _Spec(parse_seconds, None, "seconds after which no further trial is started"),

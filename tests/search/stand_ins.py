@@ -25,6 +25,7 @@ from tuner.search.loop import StudyLoop
 from tuner.search.optuna_study import OptunaStudy
 from tuner.search.plan import Plan
 from tuner.search.recover import recover
+from tuner.search.sampling.history import remember
 from tuner.search.session import Outages, Session
 from tuner.settings import resolve
 from tuner.store import migrations
@@ -32,6 +33,7 @@ from tuner.store.drivers import Drivers
 from tuner.store.engine import open_engine, parse_url
 from tuner.store.locks import exclusive
 from tuner.store.reader import Reader
+from tuner.store.rejections import Rejections
 from tuner.store.reservations import Reservations
 from tuner.store.rows import NewStudy
 from tuner.store.slots import Slots
@@ -44,12 +46,12 @@ BUDGET = GIB
 
 
 class Widths(Workload):
-    """One whole number from 2 to 20; `per_width` MiB each."""
+    """A width from 2 to 20, on which memory depends, and a rate, so that no two trials are the same."""
 
     objective = Maximize("score")
 
     def suggest(self, trial: Any) -> dict[str, Any]:
-        return {"width": trial.suggest_int("width", 2, 20)}
+        return {"width": trial.suggest_int("width", 2, 20), "rate": trial.suggest_float("rate", 0, 1)}
 
 
 class FunctionTrial:
@@ -188,6 +190,10 @@ class Watcher:
         self.launches: list[Launched] = []
         self.waits: list[tuple[int, str]] = []
         self.notes: list[str] = []
+        self.away: dict[int, int] = {}
+
+    def turned_away(self, number: int, count: int) -> None:
+        self.away[number] = count
 
     def waiting(self, number: int, reason: str) -> None:
         self.waits.append((number, reason))
@@ -227,6 +233,7 @@ def session_on(
     workload: Workload | None = None,
     jobs: int = 1,
     pool_bytes: int | None = None,
+    sampler: str = "tpe",
 ) -> Iterator[Session]:
     """Open a study called `widths` as `tuner run` would."""
     url = parse_url(url_text)
@@ -268,7 +275,16 @@ def session_on(
     study_id = writer.create_study(new)
     driver_id = drivers.join(study_id, this_process())
     with exclusive(engine, "optuna"):
-        optuna_study = OptunaStudy(url, "widths", maximize=True, single=single, seed=seed, parallel=jobs > 1)
+        optuna_study = OptunaStudy(
+            url,
+            "widths",
+            maximize=True,
+            single=single,
+            seed=seed,
+            budget_bytes=BUDGET,
+            parallel=jobs > 1,
+            sampler=sampler,
+        )
     predictor = cast("Predictor", FunctionPredictor(allocated))
     session: Session | None = None
     try:
@@ -284,12 +300,14 @@ def session_on(
             drivers=drivers,
             slots=Slots(engine),
             reservations=Reservations(engine),
+            rejections=Rejections(engine),
             predictor=predictor,
             seed_base=seed or 7,
             environment={},
             outages=Outages(),
         )
         recover(session)
+        remember(optuna_study.history, reader.trials(study_id), session.rejections.all(study_id))
         yield session
     finally:
         optuna_study.close()

@@ -30,11 +30,14 @@ def test_what_surely_does_not_fit_is_never_launched(storage: str, tmp_path: Path
         launcher, watcher = run_loop(session, Goal(trials=15))
         counts = session.reader.outcomes(session.study.id)
         trials = session.reader.trials(session.study.id)
+        rejected = session.rejections.all(session.study.id)
     assert len(launcher.launched) == 15
     assert max(params["width"] for params in launcher.launched) <= 17  # 1 GiB - context is 624 MiB
-    assert counts["completed"] == 15
-    assert counts["pruned_memory"] == len(watcher.trials) - 15 > 0
-    for trial in trials:
+    assert counts == {"completed": 15}
+    assert len(rejected) == sum(watcher.away.values()) > 0
+    assert {one.reason.partition(" ")[0] for one in rejected} == {"predicted"}
+    assert sum(trial.draws or 0 for trial in trials) == 15 + len(rejected)
+    for trial in [*trials, *rejected]:
         assert trial.predicted_bytes == pytest.approx(CONTEXT + fits(trial.params), rel=0.03)
 
 
@@ -96,8 +99,9 @@ def test_a_space_in_which_nothing_fits_ends_with_the_smallest_prediction(
     with session_on(sqlite_url, tmp_path, allocated=lambda params: BUDGET + fits(params)) as session:
         with pytest.raises(NothingFeasible, match=r"smallest prediction is 1\.4") as caught:
             run_loop(session, Goal(trials=1))
-        assert session.reader.outcomes(session.study.id) == {"pruned_memory": 200}
-    assert "1.00 GiB" in caught.value.message
+        assert session.reader.outcomes(session.study.id) == {"pruned_memory": 1}
+        assert session.rejections.count(session.study.id)[0] == 200
+    assert "none of 200 configurations fits the budget of 1.00 GiB" in caught.value.message
 
 
 def test_a_space_that_is_used_up_says_so_and_is_audited(sqlite_url: str, tmp_path: Path) -> None:
@@ -105,8 +109,8 @@ def test_a_space_that_is_used_up_says_so_and_is_audited(sqlite_url: str, tmp_pat
     draws = iter([MIB, MIB])
     with session_on(sqlite_url, tmp_path, allocated=lambda params: next(draws, 2 * BUDGET)) as session:
         launcher, watcher = run_loop(session, Goal(trials=9, audit_share=0.01))
-    assert len(launcher.launched) == 2 + 2  # 1 % of the 200 pruned ones
-    assert sum(trial.audit for trial in watcher.trials) == 2
+    assert len(launcher.launched) == 2 + 6  # 1 % of the three times 200 that were turned away
+    assert sum(trial.audit for trial in watcher.trials) == 6
     assert "the search ends with 2 of 9 trials" in watcher.notes[0]
 
 
@@ -225,12 +229,12 @@ def test_single_objective_tells_the_metric_alone(sqlite_url: str, tmp_path: Path
 
 def test_an_audit_launches_a_share_of_what_was_pruned_once(sqlite_url: str, tmp_path: Path) -> None:
     with session_on(sqlite_url, tmp_path, seed=1) as session:
-        _, first = run_loop(session, Goal(trials=10))
-        pruned = [t.number for t in first.trials if t.result.outcome is Outcome.PRUNED_MEMORY]
+        run_loop(session, Goal(trials=10))
+        rejected = session.rejections.all(session.study.id)
         launcher, audits = run_loop(session, Goal(trials=10, audit_share=1.0))
-        assert [trial.audit for trial in audits.trials] == [True] * len(pruned)
+        assert [trial.audit for trial in audits.trials] == [True] * len(rejected)
         again, _ = run_loop(session, Goal(trials=10, audit_share=1.0))
-        repeated = sorted(t.repeats for t in session.reader.trials(session.study.id) if t.audit)
-    assert len(launcher.launched) == len(pruned) > 0
-    assert repeated == pruned
+        audited = [t.rejection_id for t in session.reader.trials(session.study.id) if t.audit]
+    assert launcher.launched == [one.params for one in rejected] != []
+    assert audited == [one.id for one in rejected]
     assert again.launched == []

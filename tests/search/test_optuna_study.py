@@ -17,7 +17,7 @@ from tuner.units import MIB
 def test_a_trial_told_twice_stays_as_it_was_first_and_nobody_is_warned(half: bool, tmp_path: Path) -> None:
     """Warnings are errors here; a driver may be killed between the constraint and the state."""
     url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    study = OptunaStudy(parse_url(url), "s", maximize=True, single=False, seed=1)
+    study = OptunaStudy(parse_url(url), "s", maximize=True, single=False, seed=1, budget_bytes=10 * MIB)
     trial = study.ask()
     trial.suggest_float("lr", 0, 1)
     if half:

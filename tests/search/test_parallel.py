@@ -75,7 +75,7 @@ class Sized(Widths):
     def suggest(self, trial: Any) -> dict[str, Any]:
         number = trial.user_attrs.get(REPEATS, trial.number)
         size = self._sizes[min(number, len(self._sizes) - 1)]
-        return {"mib": trial.suggest_int("mib", size, size)}
+        return {"mib": trial.suggest_int("mib", size, size), "rate": trial.suggest_float("rate", 0, 1)}
 
 
 def needs(params: dict[str, Any]) -> int:

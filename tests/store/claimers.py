@@ -49,7 +49,7 @@ def claim_to_the_end(
             (die or _raise)()  # between its claim and its trial's row
         trial_id = writer.add_trial(
             study_id, driver_id * 1000 + count, {}, driver_id=driver_id, slot_id=slot.id,
-            repeats=slot.repeats, audit=slot.audit,
+            repeats=slot.repeats, rejection_id=slot.rejection_id,
         )  # fmt: skip
         time.sleep(draw.random() * 0.01)
         if draw.random() < 0.08:
@@ -66,10 +66,8 @@ def claim_to_the_end(
                 if slots.claims(study_id).launched < trials:
                     slot = slots.claim(study_id, driver_id, token=token, trials=trials)
                 else:
-                    slot = (
-                        slots.claim_audit(study_id, driver_id, token=token, number=left[0]) if left else None
-                    )
-            if slot is None:
+                    slot = left and slots.claim_audit(study_id, driver_id, token=token, rejection_id=left[0])
+            if not slot:
                 settle_lost(engine, study_id)
                 left = _not_audited(engine, study_id, audits)
                 time.sleep(0.01)
@@ -104,8 +102,8 @@ def _settle(engine: Engine, study_id: int, driver_id: int) -> None:
 
 def _not_audited(engine: Engine, study_id: int, audits: Sequence[int]) -> list[int]:
     rows = Reader(engine).trials(study_id)
-    done = {t.repeats for t in rows if t.audit and t.outcome not in ("interrupted", "running")}
-    return [number for number in audits if number not in done]
+    done = {t.rejection_id for t in rows if t.audit and t.outcome not in ("interrupted", "running")}
+    return [rejection_id for rejection_id in audits if rejection_id not in done]
 
 
 def _raise() -> None:

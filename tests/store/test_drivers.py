@@ -227,7 +227,7 @@ def test_a_driver_that_was_given_up_can_do_nothing_more(store: Store) -> None:
     for refused in (
         lambda: store.drivers.beat(driver_id),
         lambda: store.slots.claim(study_id, driver_id, token="t", trials=9),
-        lambda: store.slots.claim_audit(study_id, driver_id, token="t", number=0),
+        lambda: store.slots.claim_audit(study_id, driver_id, token="t", rejection_id=0),
         lambda: store.writer.add_trial(study_id, 1, {}, driver_id=driver_id),
         lambda: put(store, trial_id, driver_id),
         lambda: store.writer.record_launch(trial_id, run_folder="f", reservation_bytes=1),

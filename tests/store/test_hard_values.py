@@ -16,6 +16,7 @@ from tuner.records import EpochMetrics, Failure, Outcome, Peaks, TrialResult
 from tuner.search.optuna_study import OptunaStudy, optuna_storage
 from tuner.store.engine import parse_url
 from tuner.store.schema import NAME_LIMIT
+from tuner.units import GIB
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -34,7 +35,7 @@ def bits(value: float) -> bytes:
 def told(storage: str, values: list[float], *, single: bool) -> list[FrozenTrial]:
     """Tell Optuna values of completed trials; return the trials as another connection reads them."""
     url = parse_url(storage)
-    study = OptunaStudy(url, "hard", maximize=True, single=single, seed=1)
+    study = OptunaStudy(url, "hard", maximize=True, single=single, seed=1, budget_bytes=GIB)
     for value in values:
         trial = study.ask()
         trial.suggest_float("x", 0, 1)
@@ -104,7 +105,7 @@ NAMES = {
 def test_a_name_of_any_script_is_the_same_study_on_both_sides(store: Store, name: str) -> None:
     study_id = store.study(name)
     for _ in range(2):  # created, and found again
-        study = OptunaStudy(store.url, name, maximize=True, single=True, seed=None)
+        study = OptunaStudy(store.url, name, maximize=True, single=True, seed=None, budget_bytes=GIB)
         study.ask()
         study.close()
     assert store.reader.study(name).id == study_id

@@ -172,11 +172,11 @@ def test_moments_are_in_utc_whatever_the_servers_time_zone(store: Store) -> None
 def test_launch_and_checkpoint_are_noted_and_forgotten(store: Store) -> None:
     study_id = store.study(budget_bytes=2**62, seed=2**62)
     driver_id = store.driver(study_id)
-    trial_id = store.writer.add_trial(study_id, 0, {}, driver_id=driver_id, seed=2**62, audit=True, repeats=4)
+    trial_id = store.writer.add_trial(study_id, 0, {}, driver_id=driver_id, seed=2**62, repeats=4)
     store.writer.record_launch(trial_id, run_folder="tuner-runs/é/0", reservation_bytes=2**62)
     store.writer.record_result(trial_id, TrialResult(Outcome.COMPLETED, 1.0, checkpoint="weights.pt"))
     trial = store.reader.trial(study_id, 0)
-    assert (trial.seed, trial.audit, trial.repeats, trial.checkpoint) == (2**62, True, 4, "weights.pt")
+    assert (trial.seed, trial.repeats, trial.checkpoint) == (2**62, 4, "weights.pt")
     assert (trial.run_folder, trial.reservation_bytes) == ("tuner-runs/é/0", 2**62)
     assert trial.started_at is not None
     assert trial.ended_at is not None

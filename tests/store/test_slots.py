@@ -17,6 +17,8 @@ from tests.store.claimers import claim_to_the_end, settle_lost
 from tuner.processes import this_process
 from tuner.records import Outcome, Owner, TrialResult
 from tuner.store.engine import open_engine
+from tuner.store.rejections import Rejections
+from tuner.store.rows import NewRejection
 from tuner.store.slots import Claims, Slots
 from tuner.store.writer import Writer
 
@@ -149,17 +151,28 @@ def test_a_repeat_whose_driver_died_before_it_was_asked_comes_again(store: Store
     assert next_repeats(store, study_id) == 0
 
 
+def turned_away(store: Store, study_id: int, count: int) -> list[int]:
+    """Add a trial before which so many draws were turned away; return the rejections' ids."""
+    rejections = [NewRejection({}, None, 10, "too large")] * count
+    driver_id = store.driver(study_id)
+    trial_id = store.writer.add_trial(study_id, 1_000_000, {}, driver_id=driver_id, rejections=rejections)
+    end(store, trial_id, Outcome.PRUNED_MEMORY)
+    return [one.id for one in Rejections(store.engine).all(study_id)]
+
+
 def test_an_audit_is_made_once_and_counts_against_nothing(store: Store) -> None:
     study_id, tokens = store.study(), map(str, range(9))
     first, second = store.driver(study_id), store.drivers.join(study_id, this_process())
-    end(store, claimed(store, study_id, 0), Outcome.PRUNED_MEMORY)
-    audit = lambda who, token: store.slots.claim_audit(study_id, who, token=token, number=0)  # noqa: E731
+    (rejected,) = turned_away(store, study_id, 1)
+    audit = lambda who, token: store.slots.claim_audit(  # noqa: E731
+        study_id, who, token=token, rejection_id=rejected
+    )
     slot = audit(first, "t")
     assert slot is not None
-    assert (slot, slot.audit, slot.repeats) == (audit(first, "t"), True, 0)
+    assert (slot, slot.audit, slot.rejection_id) == (audit(first, "t"), True, rejected)
     assert audit(second, next(tokens)) is None
     trial_id = store.writer.add_trial(
-        study_id, 1, {}, driver_id=first, slot_id=slot.id, audit=True, repeats=0
+        study_id, 1, {}, driver_id=first, slot_id=slot.id, rejection_id=rejected
     )
     assert audit(second, next(tokens)) is None
     assert store.slots.claims(study_id) == Claims(0, 0)
@@ -167,7 +180,7 @@ def test_an_audit_is_made_once_and_counts_against_nothing(store: Store) -> None:
     assert next_repeats(store, study_id) is None  # only an audit repeats it
     slot = audit(second, next(tokens))
     assert slot is not None
-    again = store.writer.add_trial(study_id, 2, {}, driver_id=second, slot_id=slot.id, audit=True, repeats=0)
+    again = store.writer.add_trial(study_id, 2, {}, driver_id=second, slot_id=slot.id, rejection_id=rejected)
     end(store, again, Outcome.OUT_OF_MEMORY)
     assert audit(first, next(tokens)) is None
     assert store.slots.claims(study_id) == Claims(0, 0)
@@ -230,24 +243,22 @@ def check(store: Store, study_id: int, watched: list[int], trials: int, audits: 
     assert all(not trial.is_running for trial in rows)
     repeats = sorted(t.repeats for t in rows if t.repeats is not None and not t.audit)
     assert repeats == [t.number for t in rows if t.outcome == "interrupted" and not t.audit]
-    audited = [t.repeats for t in rows if t.audit and t.outcome != "interrupted"]
-    assert sorted(map(int, filter(lambda n: n is not None, audited))) == audits  # type: ignore[arg-type]
+    audited = [t.rejection_id for t in rows if t.audit and t.outcome != "interrupted"]
+    assert sorted(rejection_id for rejection_id in audited if rejection_id is not None) == audits
 
 
 def test_any_number_of_threads_reach_the_number_exactly(store: Store, watched: list[int]) -> None:
     """Six drivers in threads, 30 launches, with prunes, interruptions, deaths and repeated claims."""
     study_id, trials = store.study(), 30
-    pruned = [1_000_000, 1_000_001]
-    for number in pruned:
-        end(store, store.trial(study_id, number), Outcome.PRUNED_MEMORY)
+    rejected = turned_away(store, study_id, 2)
     with ThreadPoolExecutor(6) as pool:
         runs = [
-            pool.submit(claim_to_the_end, store.url, study_id, trials, seed, audits=pruned)
+            pool.submit(claim_to_the_end, store.url, study_id, trials, seed, audits=rejected)
             for seed in range(6)
         ]
         for run in runs:
             run.result()
-    check(store, study_id, watched, trials, pruned)
+    check(store, study_id, watched, trials, rejected)
 
 
 def test_processes_that_are_killed_and_replaced_reach_the_number_exactly(

@@ -55,11 +55,19 @@ def print_end(session: Session, *, as_json: bool) -> None:
     front = session.reader.front(session.study.id)
     audits = _audits(session)
     if as_json:
-        _event("end", outcomes=counts, front=[t.number for t in front], audits=audits)
+        numbers = [trial.number for trial in front]
+        _event("end", outcomes=counts, front=numbers, audits=audits, searches=_searched(session))
         return
     emit_front(session.study, front, "table")
     told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items(), key=lambda c: -c[1]))
     click.echo(f"trials: {told or 'none'}", err=True)
+    searched = _searched(session)
+    if searched["turned_away"]:
+        click.echo(
+            f"turned away: {searched['turned_away']} configurations predicted not to fit; "
+            f"a search took {format_seconds(searched['mean_seconds'])} on average",
+            err=True,
+        )
     if audits["launched"]:
         click.echo(
             f"audit: {audits['launched']} pruned configurations were launched all the same, "
@@ -74,15 +82,19 @@ class _PlainLines:
 
     def __init__(self, score: Score) -> None:
         self._score = score
-        self._waits = Waits(lambda number, reason: click.echo(f"trial {number} waits for {reason}", err=True))
+        self._waits = Waits(lambda number, words: click.echo(f"trial {number} {words}", err=True))
 
     def close(self) -> None:
         """Print nothing any more."""
         self._waits.close()
 
+    def turned_away(self, number: int, count: int) -> None:
+        """Print, now and then, that the search for a trial's configuration goes on."""
+        self._waits.waits(number, turned_away_so_far(count))
+
     def waiting(self, number: int, reason: str) -> None:
         """Print what a trial waits for, now and then: in a full pool every trial waits a little."""
-        self._waits.waits(number, reason)
+        self._waits.waits(number, f"waits for {reason}")
 
     def launched(self, trial: Launched) -> None:
         """Say nothing: the line comes when the trial has ended."""
@@ -111,11 +123,17 @@ class _JsonLines:
 
     def __init__(self) -> None:
         self._waits = Waits(lambda number, reason: _event("waiting", number=number, reason=reason))
+        self._searches = Waits(lambda number, count: _event("turned_away", number=number, count=int(count)))
         self._kinds: dict[int, str] = {}
 
     def close(self) -> None:
         """Print nothing any more."""
         self._waits.close()
+        self._searches.close()
+
+    def turned_away(self, number: int, count: int) -> None:
+        """Print, now and then, how many draws did not fit so far."""
+        self._searches.waits(number, str(count))
 
     def waiting(self, number: int, reason: str) -> None:
         """Print what a trial waits for: at once where more than sizes changed, else now and then."""
@@ -147,6 +165,7 @@ class _JsonLines:
 
     def _no_longer_waits(self, number: int) -> None:
         self._waits.ends(number)
+        self._searches.ends(number)
         self._kinds.pop(number, None)
 
     def _print(self, kind: str, trial: Ended) -> None:
@@ -179,6 +198,22 @@ def _study_fields(session: Session) -> dict[str, Any]:
     study = session.study
     names = ("name", "workload", "target", "device_name", "budget_bytes", "metric", "direction", "seed")
     return {name: getattr(study, name) for name in names}
+
+
+def _searched(session: Session) -> dict[str, Any]:
+    """Return how many draws were turned away, and what a search for a configuration took."""
+    count, _ = session.rejections.count(session.study.id)
+    seconds = [
+        trial.rehearsal_seconds
+        for trial in session.reader.trials(session.study.id)
+        if trial.rehearsal_seconds is not None
+    ]
+    return {"turned_away": count, "mean_seconds": sum(seconds) / len(seconds) if seconds else None}
+
+
+def turned_away_so_far(count: int) -> str:
+    """Return, of a trial, that its configuration is still looked for."""
+    return f"is looked for: {count} configurations did not fit so far"
 
 
 def _audits(session: Session) -> dict[str, int]:

@@ -20,9 +20,14 @@ class Bar:
         self._running: dict[int, Launched] = {}
         self._waiting: dict[int, str] = {}
 
+    def turned_away(self, number: int, count: int) -> None:
+        """Show how many draws did not fit so far."""
+        self._waiting[number] = f"is looked for: {count} configurations did not fit so far"
+        self._show_running()
+
     def waiting(self, number: int, reason: str) -> None:
         """Show what a trial waits for."""
-        self._waiting[number] = reason
+        self._waiting[number] = f"waits for {reason}"
         self._show_running()
 
     def launched(self, trial: Launched) -> None:
@@ -63,7 +68,7 @@ class Bar:
             numbers = ", ".join(str(trial.number) for trial in there)
             held = format_bytes(sum(trial.reservation_bytes for trial in there))
             lines.append(f"{device}: trial{'s' if len(there) > 1 else ''} {numbers} under {held}")
-        lines += [f"trial {number} waits for {reason}" for number, reason in self._waiting.items()]
+        lines += [f"trial {number} {words}" for number, words in self._waiting.items()]
         self._progress.update(self._task, running="\n".join(lines))
 
     def note(self, message: str) -> None:

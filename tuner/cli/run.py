@@ -42,6 +42,15 @@ if TYPE_CHECKING:
     "--pool", metavar="SIZE", help="Device bytes all trials on a device may take  [default: what is free]"
 )
 @click.option("--single", is_flag=True, default=None, help="One objective; memory is a constraint only.")
+@click.option(
+    "--sampler",
+    metavar="NAME",
+    help="How configurations are drawn: tpe, memory-aware, nsga2, nsga3, gp, cmaes, qmc, random"
+    "  [default: memory-aware; with --single tpe]",
+)
+@click.option(
+    "--sampler-option", metavar="K=V", multiple=True, help="An option of the sampler; may be repeated."
+)
 @click.option("--seed", metavar="N", help="Make a CPU run repeatable: same params, verdicts and metrics.")
 @click.option("--trial-timeout", metavar="TIME", help="Kill a trial after this, such as 90s or 15m.")
 @click.option("--timeout", metavar="TIME", help="Start no further trial after this.")
@@ -78,6 +87,7 @@ def command(study: str, as_json: bool, **flags: Any) -> None:
     from tuner.search.plan import make_plan
     from tuner.store.file_systems import unsuitable_file_system
 
+    flags["sampler_option"] = ",".join(flags["sampler_option"]) or None
     settings = resolve(flags)
     value = {name: setting.value for name, setting in settings.items()}
     plan = make_plan(study, settings, visible_threads())

@@ -15,6 +15,11 @@ class Unbreakable:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
 
+    def turned_away(self, number: int, count: int) -> None:
+        """So many draws for a trial did not fit so far."""
+        with _BROKEN:
+            self._observer.turned_away(number, count)
+
     def waiting(self, number: int, reason: str) -> None:
         """A trial waits for memory."""
         with _BROKEN:

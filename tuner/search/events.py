@@ -58,6 +58,9 @@ class Ended:
 class Observer(Protocol):
     """What is told while a study runs."""
 
+    def turned_away(self, number: int, count: int) -> None:
+        """So many draws for a trial did not fit so far; told from another thread, too."""
+
     def waiting(self, number: int, reason: str) -> None:
         """A trial waits for memory; told again when the reason changes."""
 

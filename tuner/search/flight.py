@@ -2,7 +2,7 @@
 
 ::
 
-    asked ─► tracing ─┬─► pruned
+    asked, predicted ─┬─► pruned
                       └─► waiting ─► running ─┬─► ended
                              ▲                │
                              └────────────────┘  out of memory under less than the budget, once
@@ -11,13 +11,11 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.execution.launcher import Running
 from tuner.execution.run_folder import Request, RunFolder, trial_token
-from tuner.memory.prediction import Estimate
 from tuner.processes import this_process
 from tuner.records import Prediction, TrialResult
 from tuner.scheduling.devices import Place
@@ -36,8 +34,7 @@ class Flight:
         trial_id: Its row.
         params: The configuration.
         audit: Whether it is launched although predicted not to fit.
-        tracing: The estimate that is being made.
-        prediction: What was predicted, once it is.
+        prediction: What was predicted.
         attempt: From 1; a second one has the whole budget.
         since: When it began to wait.
         reason: What it was last said to wait for.
@@ -51,8 +48,7 @@ class Flight:
     trial_id: int
     params: dict[str, Any]
     audit: bool
-    tracing: Future[Estimate]
-    prediction: Prediction | None = None
+    prediction: Prediction
     attempt: int = 1
     since: float = field(default_factory=time.monotonic)
     reason: str = ""
@@ -66,7 +62,7 @@ class Flight:
     @property
     def is_waiting(self) -> bool:
         """Whether it waits for memory."""
-        return self.prediction is not None and self.running is None
+        return self.running is None
 
     def wants_bytes(self, budget_bytes: int, *, least_bytes: int = 0, allowance_bytes: int = 0) -> int:
         """Return the reservation: the upper end of the band, at most the budget.
@@ -79,7 +75,6 @@ class Flight:
             least_bytes: What trials were seen to take for what is not predicted.
             allowance_bytes: What the cap counts beyond what is predicted.
         """
-        assert self.prediction is not None
         device = self.prediction.device
         if device is None or self.audit or self.attempt > 1:
             return budget_bytes
@@ -122,5 +117,4 @@ class Flight:
 
     def ended(self, result: TrialResult) -> Ended:
         """Return it as an observer sees it."""
-        assert self.prediction is not None
         return Ended(self.number, self.params, self.prediction, result, self.audit)

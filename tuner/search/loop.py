@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from tuner.errors import Interrupted, LeaseLost, TunerError, WorkloadError
 from tuner.execution.launcher import Launcher
@@ -20,7 +20,7 @@ from tuner.records import Failure, Outcome, TrialResult, Verdict
 from tuner.scheduling.devices import present_target
 from tuner.scheduling.ledger import Admission, Ledger
 from tuner.scheduling.packing import Wish
-from tuner.search.asking import Asker
+from tuner.search.asking import Asker, Cancelled, Proposal
 from tuner.search.calibrations import Calibrations
 from tuner.search.environment import given_context_bytes
 from tuner.search.events import Goal, Launched, Observer, Stopper
@@ -32,6 +32,7 @@ from tuner.search.settling import settle
 from tuner.search.tally import Tally
 from tuner.search.told import pruned
 from tuner.search.wake import Wake
+from tuner.store.slots import Slot
 from tuner.units import format_seconds
 
 GRACE_SECONDS = 5.0  # between asking a trial to end and killing it
@@ -58,11 +59,12 @@ class StudyLoop:
         self._calibrations = Calibrations(session, target)
         self._context_bytes = given_context_bytes(session.study, target)
         self._tally = Tally(session, goal, observer)
+        self._asked: tuple[Slot, Future[Proposal]] | None = None
         self._flights: list[Flight] = []
         self._started = time.monotonic()
         self._no_slot_until = 0.0
         self._error: TunerError | None = None
-        self._audits: list[int] | None = None  # numbers to audit, once the search is over
+        self._audits: list[int] | None = None  # rejections to audit, once the search is over
         self._wake = Wake()
 
     def run(self) -> None:
@@ -79,7 +81,13 @@ class StudyLoop:
             contextlib.closing(self._wake),
             ThreadPoolExecutor(1, thread_name_prefix="tracer") as tracer,
         ):
-            self._asker = Asker(self._session, tracer, self._wake.up)
+            self._asker = Asker(
+                self._session,
+                self._calibrations,
+                tracer,
+                when_found=self._wake.up,
+                on_turned_away=self._observer.turned_away,
+            )
             self._stopper.heeded = True
             try:
                 while not self._is_over():
@@ -97,7 +105,7 @@ class StudyLoop:
 
     def _is_over(self) -> bool:
         """Whether nothing is on its way and nothing more will be."""
-        if self._flights:
+        if self._flights or self._asked is not None:
             return False
         if self._ends():
             return True
@@ -114,8 +122,12 @@ class StudyLoop:
         """Take every trial as far as it goes now, and begin another one if there is room."""
         try:
             self._look_around()
+            if self._asked is not None and self._ends():
+                self._asker.cancel()
             moved = [self._advance(flight) for flight in list(self._flights)]
-            if self._may_ask():
+            if self._asked is not None and self._asked[1].done():
+                self._answered()
+            elif self._may_ask():
                 self._ask()
             elif not any(moved):
                 self._rest()
@@ -124,10 +136,6 @@ class StudyLoop:
 
     def _advance(self, flight: Flight) -> bool:
         """Take one trial as far as it goes; return whether it went anywhere."""
-        if flight.prediction is None:
-            if not flight.tracing.done():
-                return self._ends() and self._give_up(flight)
-            return self._predicted(flight)
         if flight.running is None:
             return self._give_up(flight) if self._ends() else self._admit(flight)
         result = flight.running.poll()
@@ -146,18 +154,30 @@ class StudyLoop:
         if slot is None:
             self._no_slot_until = time.monotonic() + _LOOK_SECONDS
             return
+        self._asked = slot, self._asker.propose(slot)
+
+    def _answered(self) -> None:
+        """Begin the trial that was asked for, with the configuration that was found."""
+        assert self._asked is not None
+        (slot, found), self._asked = self._asked, None
         try:
-            self._flights.append(self._asker.begin(slot))
+            proposal = found.result()
+        except Cancelled:
+            return
         except WorkloadError as error:
             self._error = error
-
-    def _predicted(self, flight: Flight) -> bool:
-        prediction = self._calibrations.predict(flight.tracing.result())
-        self._session.writer.record_prediction(flight.trial_id, prediction)
-        flight.prediction, flight.since = prediction, time.monotonic()
-        if prediction.verdict is Verdict.PRUNE and not flight.audit:
-            self._settle(flight, pruned(prediction, self._session.study.budget_bytes))
-        return True
+            return
+        if proposal.params is None or self._ends():
+            self._asker.give_back(slot, proposal.number)
+            if proposal.params is None:
+                self._error = self._error or self._tally.nothing_new()
+            return
+        flight = self._asker.begin(slot, proposal)
+        self._flights.append(flight)
+        self._session.writer.record_prediction(flight.trial_id, flight.prediction)
+        if flight.prediction.verdict is Verdict.PRUNE and not flight.audit:
+            self._settle(flight, pruned(flight.prediction, self._session.study.budget_bytes))
+        self._error = self._error or self._tally.searched(nothing_fits=proposal.nothing_fits)
 
     def _admit(self, flight: Flight) -> bool:
         """Launch a waiting trial if there is room for it."""
@@ -192,7 +212,6 @@ class StudyLoop:
             attempt=flight.attempt,
             waiting_seconds=time.monotonic() - flight.since,
         )
-        assert flight.prediction is not None
         self._observer.launched(
             Launched(
                 number=flight.number,
@@ -226,7 +245,6 @@ class StudyLoop:
 
     def _ended(self, flight: Flight, result: TrialResult) -> None:
         """Settle a trial whose process has ended, or give it the whole budget."""
-        assert flight.prediction is not None
         self._calibrations.learn(flight.prediction, result, flight.reservation_bytes)
         if not self._deserves_more(flight, result):
             self._settle(flight, result)
@@ -253,13 +271,10 @@ class StudyLoop:
             self._observer.note(late)
             return
         self._error = self._error or self._tally.count(flight, result)
-        if flight.prediction is not None:
-            self._observer.ended(flight.ended(result))
+        self._observer.ended(flight.ended(result))
 
     def _give_up(self, flight: Flight) -> bool:
         """Settle a trial that will not be launched any more; its params come again on resume."""
-        if flight.prediction is None:
-            self._session.predictor.cancel()
         reason = self._stopper.reason or "the study ended before it could start"
         self._settle(flight, TrialResult(Outcome.INTERRUPTED, failure=Failure(reason)))
         return True
@@ -274,8 +289,7 @@ class StudyLoop:
     def _may_ask(self) -> bool:
         places, jobs = len(self._session.plan.places), self._session.plan.jobs
         waiting = sum(flight.is_waiting for flight in self._flights)
-        tracing = any(flight.prediction is None for flight in self._flights)
-        if tracing or waiting >= places or len(self._flights) >= jobs or self._ends():
+        if self._asked is not None or waiting >= places or len(self._flights) >= jobs or self._ends():
             return False
         if self._audits is not None:
             return bool(self._audits)
@@ -324,8 +338,16 @@ class StudyLoop:
         for flight in self._flights:
             if flight.running is not None:
                 flight.running.kill()
-            elif flight.prediction is None:
-                self._session.predictor.cancel()
+        self._forget_asked()
+
+    def _forget_asked(self) -> None:
+        """End the search for a configuration; of what was found, no trial comes."""
+        if self._asked is None:
+            return
+        self._asker.cancel()
+        (slot, found), self._asked = self._asked, None
+        with contextlib.suppress(Exception):  # it was settled where it was raised, or by the next start
+            self._asker.give_back(slot, found.result().number)
 
     def _rest(self) -> None:
         """Wait until something happens, but not for long."""

@@ -15,20 +15,28 @@ import contextlib
 import hashlib
 import math
 import warnings
-from collections.abc import Iterator
-from typing import TypeGuard
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, TypeGuard
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.study import StudyDirection
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from tuner.records import Outcome
+from tuner.search.sampling.finding import Rehearsal
+from tuner.search.sampling.history import Forecast, History
+from tuner.search.sampling.memory_filter import MemoryFilter
+from tuner.search.sampling.models import ScoreModel
+from tuner.search.sampling.rehearsal import Suggest
+from tuner.search.sampling.samplers import DEFAULT, KINDS, MEMORY_AWARE, build
 from tuner.store.engine import URL, connect_args, prepare_sqlite
 from tuner.store.transactions import Patience, at_once
 
 MEMORY = "memory"
 REPEATS = "tuner_repeats"  # user attribute: number of the trial whose params are run again
-AUDIT = "tuner_audit"  # user attribute: predicted not to fit, launched to check that
+AUDIT = "tuner_audit"  # user attribute: predicted not to fit, launched to check that; the rejection's id
 _RANDOM_TRIALS = 10
 _SMALLEST_EXCESS = 1e-6  # a constraint that is violated is above zero, whatever was measured
 _TOLD_AS_PRUNED = frozenset({Outcome.PRUNED_MEMORY, Outcome.OUT_OF_MEMORY, Outcome.PRUNED_METRIC})
@@ -47,8 +55,10 @@ class OptunaStudy:
         maximize: Whether more of the metric is better.
         single: True for the metric alone; else peak device bytes are minimised too.
         seed: Seeds the sampler, or None.
-        parallel: Whether several trials run at once: running ones then count as poor, so that
-            proposals differ (constant liar).
+        parallel: Whether several trials run at once: proposals then differ from what runs.
+        budget_bytes: What one trial may take.
+        sampler: The sampler's name, as in sampling/samplers.py.
+        sampler_options: Its options.
         patience: Repeats what fails since the database is away. A trial that is asked for twice
             then is running for nobody: `recover` sees to it.
     """
@@ -61,7 +71,10 @@ class OptunaStudy:
         maximize: bool,
         single: bool,
         seed: int | None,
+        budget_bytes: int,
         parallel: bool = False,
+        sampler: str = DEFAULT,
+        sampler_options: Mapping[str, Any] = MappingProxyType({}),
         patience: Patience = at_once,
     ) -> None:
         self._patience = patience
@@ -77,19 +90,63 @@ class OptunaStudy:
             load_if_exists=True,
         )
         self._study_id = self._storage.get_study_id_from_name(name)
-        self._seed, self._parallel = seed, parallel
+        self._name, self._seed, self._parallel = name, seed, parallel
+        self._budget_bytes = budget_bytes
+        self._sampler, self._sampler_options = sampler, dict(sampler_options)
+        self._scores = ScoreModel() if sampler == MEMORY_AWARE else None
         self._random_trials: int | None = None  # how long the random phase is; None while it lasts
+        self.history = History()
 
     def ask(self) -> optuna.Trial:
-        """Return a new trial to suggest params for; queued params come first."""
-        return self._patience(self._ask)
+        """Return a new trial; queued params come first. Nothing is drawn before `rehearse`."""
+        return self._patience(self._study.ask)
 
-    def _ask(self) -> optuna.Trial:
-        random_trials = self._random_trials or self._count_random_trials()
-        trial = self._study.ask()
-        # Nothing is drawn before the first suggest().
-        self._study.sampler = sampler_for(self._seed, trial.number, random_trials, parallel=self._parallel)
-        return trial
+    def rehearse(
+        self,
+        trial: optuna.Trial,
+        suggest: Suggest,
+        forecast: Callable[[Any], Forecast],
+        *,
+        on_turned_away: Callable[[int], None] = lambda count: None,
+    ) -> Rehearsal:
+        """Find a configuration for the trial that was asked for last, in the same thread.
+
+        Its `suggest_*` are then answered with it.
+        """
+        random_trials = self._random_trials or self._patience(self._count_random_trials)
+        derived = None if self._seed is None else derived_seed(self._seed, trial.number)
+        sampler = MemoryFilter(
+            build(
+                self._sampler,
+                self._sampler_options,
+                seed=self._sequence_seed() if KINDS[self._sampler].sequence else derived,
+                random_trials=random_trials,
+                parallel=self._parallel,
+            ),
+            suggest,
+            forecast,
+            budget_bytes=self._budget_bytes,
+            history=self.history,
+            seed=derived,
+            inner_draws=KINDS[self._sampler].draws,
+            scores=self._scores,
+            on_turned_away=on_turned_away,
+        )
+        self._study.sampler = sampler
+        return self._patience(lambda: sampler.rehearse(self._study, self._frozen(trial.number)))
+
+    def _sequence_seed(self) -> int:
+        """Return the seed of a sampler whose trials are one sequence: the study's, or its name's."""
+        return self._seed if self._seed is not None else derived_seed(0, self._name)
+
+    def _frozen(self, number: int) -> FrozenTrial:
+        return self._storage.get_trial(
+            self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+        )
+
+    def trials(self) -> list[FrozenTrial]:
+        """Return all trials by number, as Optuna keeps them."""
+        return self._patience(lambda: self._study.get_trials(deepcopy=False))
 
     def _count_random_trials(self) -> int:
         """Return after how many trials TPE begins.
@@ -103,22 +160,26 @@ class OptunaStudy:
             self._random_trials = random_trials
         return random_trials
 
-    def ask_again(self, number: int, *, audit: bool) -> optuna.Trial:
-        """Return a new trial that suggests the params of an earlier one.
+    def ask_again(self, number: int) -> optuna.Trial:
+        """Return a new trial that suggests the params of an earlier one."""
+        earlier = self._patience(lambda: self._study.get_trials(deepcopy=False)[number])
+        return self.ask_for(earlier.params, earlier.distributions, {REPEATS: number})
+
+    def ask_for(
+        self,
+        answers: dict[str, Any],
+        distributions: dict[str, BaseDistribution],
+        user_attrs: dict[str, Any],
+    ) -> optuna.Trial:
+        """Return a new trial that suggests given values.
 
         It never waits in Optuna's queue, where another driver could take it for its own.
         """
-        return self._patience(lambda: self._ask_again(number, audit=audit))
-
-    def _ask_again(self, number: int, *, audit: bool) -> optuna.Trial:
-        earlier = self._study.get_trials(deepcopy=False)[number]
         template = optuna.trial.create_trial(
-            state=TrialState.RUNNING,
-            params=earlier.params,
-            distributions=earlier.distributions,
-            user_attrs={REPEATS: number, AUDIT: audit},
+            state=TrialState.RUNNING, params=answers, distributions=distributions, user_attrs=user_attrs
         )
-        return optuna.Trial(self._study, self._storage.create_new_trial(self._study_id, template))
+        trial_id = self._patience(lambda: self._storage.create_new_trial(self._study_id, template))
+        return self._patience(lambda: optuna.Trial(self._study, trial_id))
 
     def running(self) -> list[int]:
         """Return the numbers of the trials that Optuna takes for running."""
@@ -220,26 +281,7 @@ def delete_study(url: URL, name: str) -> None:
         optuna.delete_study(study_name=name, storage=storage)
 
 
-def sampler_for(
-    seed: int | None, number: int, random_trials: int, *, parallel: bool = False
-) -> optuna.samplers.BaseSampler:
-    """Return the sampler of one trial.
-
-    With a seed it is derived from the trial's number, so that a resumed study draws as an
-    uninterrupted one. Multivariate, since memory depends on products of params; grouped, since
-    spaces are conditional.
-    """
-    derived = None if seed is None else derived_seed(seed, number)
-    return optuna.samplers.TPESampler(
-        n_startup_trials=random_trials,
-        multivariate=True,
-        group=True,
-        constant_liar=parallel,
-        seed=derived,
-    )
-
-
-def derived_seed(seed: int, number: int) -> int:
+def derived_seed(seed: int, number: int | str) -> int:
     """Return the seed of one trial of a seeded study."""
     digest = hashlib.sha256(f"{seed}/{number}".encode()).digest()
     return int.from_bytes(digest[:4], "big")

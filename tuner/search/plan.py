@@ -7,11 +7,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tuner.errors import UsageError
 from tuner.scheduling.devices import Place, check_budget, choose_places
+from tuner.search.sampling.samplers import DEFAULT, check_sampler
 from tuner.settings import Setting
 from tuner.stand_in import check_memory_free
 from tuner.store import migrations
@@ -35,6 +38,8 @@ class Plan:
         pool_bytes: Device bytes that all trials on a device may take together; None: what is free.
         jobs: The most trials that run at once.
         threads: Intra-op threads of each.
+        sampler: The sampler's name.
+        sampler_options: Its options.
     """
 
     loaded: LoadedWorkload
@@ -50,6 +55,8 @@ class Plan:
     url: URL
     settings: dict[str, Setting]
     existing: StudyRecord | None = None
+    sampler: str = DEFAULT
+    sampler_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def place(self) -> Place:
@@ -88,6 +95,8 @@ def make_plan(study_file: str, settings: dict[str, Setting], cores: int) -> Plan
             f"a pool of {format_bytes(values['pool'])} holds no trial of {format_bytes(budget_bytes)}",
             hint="give a --pool of at least the --budget, which is what one trial may take",
         )
+    sampler = values["sampler"] or DEFAULT
+    check_sampler(sampler, values["sampler_option"], single=values["single"])
     check_memory_free(loaded.workload)  # and a space that cannot be drawn from is found now
     jobs, threads = jobs_and_threads(
         places[0].kind,
@@ -110,6 +119,8 @@ def make_plan(study_file: str, settings: dict[str, Setting], cores: int) -> Plan
         url=url,
         settings=settings,
         existing=existing,
+        sampler=sampler,
+        sampler_options=values["sampler_option"],
     )
     if existing is not None:
         check_same(plan, existing)

@@ -16,6 +16,7 @@ from tuner.scheduling.devices import joint_target, present_target
 from tuner.search.environment import driver_environment
 from tuner.search.optuna_study import OptunaStudy
 from tuner.search.plan import Plan, check_same
+from tuner.search.sampling.history import remember
 from tuner.stand_in import configuration
 from tuner.store import migrations
 from tuner.store.drivers import Drivers
@@ -23,6 +24,7 @@ from tuner.store.engine import Engine, open_engine, store_errors
 from tuner.store.locks import exclusive
 from tuner.store.patience import patient
 from tuner.store.reader import Reader
+from tuner.store.rejections import Rejections
 from tuner.store.reservations import Reservations
 from tuner.store.rows import NewStudy, StudyRecord
 from tuner.store.slots import Slots
@@ -43,6 +45,7 @@ class Session:
         engine: The database, for locks.
         writer, reader, optuna: The two sides of the database.
         drivers, slots, reservations: Who drives, who may ask, what is set aside.
+        rejections: What was turned away.
         predictor: Estimates configurations.
         seed_base: Trials are seeded from this and their number.
         environment: What is kept of this process.
@@ -58,6 +61,7 @@ class Session:
     drivers: Drivers
     slots: Slots
     reservations: Reservations
+    rejections: Rejections
     predictor: Predictor
     seed_base: int
     environment: dict[str, Any]
@@ -123,11 +127,13 @@ def open_session(plan: Plan, outages: Outages) -> Iterator[Session]:
                 drivers=drivers,
                 slots=Slots(engine, outages),
                 reservations=Reservations(engine, outages),
+                rejections=Rejections(engine, outages),
                 predictor=predictor,
                 seed_base=study.seed if study.seed is not None else random.SystemRandom().getrandbits(31),
                 environment=environment,
                 outages=outages,
             )
+            remember(optuna_study.history, session.reader.trials(study.id), session.rejections.all(study.id))
             yield session
             driver_id = session.driver_id
         except BaseException:
@@ -152,7 +158,10 @@ def _optuna_study(plan: Plan, study: StudyRecord, outages: Outages) -> OptunaStu
         maximize=study.maximize,
         single=study.single,
         seed=study.seed,
+        budget_bytes=study.budget_bytes,
         parallel=plan.jobs > 1,
+        sampler=plan.sampler,
+        sampler_options=plan.sampler_options,
         patience=outages,
     )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 from tuner.errors import NothingFeasible, TooManyFailures, TunerError
-from tuner.records import Outcome, TrialResult
+from tuner.records import Outcome, TrialResult, Verdict
 from tuner.scheduling.ledger import HOST_BYTES_PER_TRIAL
 from tuner.search.events import Goal, Observer
 from tuner.search.flight import Flight
@@ -14,7 +15,7 @@ from tuner.search.session import Session
 from tuner.search.told import counts_as_launch, is_failure
 from tuner.units import format_bytes
 
-MOST_PRUNES_IN_A_ROW = 200
+_SEARCHES_IN_VAIN = 3  # in a row: after so many no more are made
 _FIRST_FAILURES = 3  # the first launches all failing stops a study at once
 _FAILED_SHARE = 0.2
 _HOST_MARGIN = 1.1  # over the largest process seen so far
@@ -25,7 +26,7 @@ class Tally:
 
     Attributes:
         launched: Launched trials that are settled, audits left out, as far as this driver knows.
-        used_up: Whether so many draws in a row did not fit that the search ends.
+        used_up: Whether nothing more is expected of the space, so that the search ends.
         data_bytes: The largest peak of a trial while it opened its data, which no trace sees.
     """
 
@@ -34,7 +35,7 @@ class Tally:
         trials = session.reader.trials(session.study.id)
         self.launched = sum(counts_as_launch(trial.outcome, audit=trial.audit) for trial in trials)
         self.used_up = False
-        self._prunes_in_a_row = 0
+        self._in_vain = 0
         self.data_bytes = max((trial.phases.get("data", 0) for trial in trials), default=0)
         self._host_peak_bytes = max((trial.host_peak_bytes or 0 for trial in trials), default=0)
 
@@ -47,14 +48,31 @@ class Tally:
             self.launched += 1
         if flight.audit:
             return None
-        if outcome is Outcome.PRUNED_MEMORY:
-            self._prunes_in_a_row += 1
-        elif outcome.final:
-            self._prunes_in_a_row = 0
-        if self._prunes_in_a_row >= MOST_PRUNES_IN_A_ROW:
-            self.used_up = True
-            return self._nothing_more_fits()
         return self._too_many_failures() if outcome.failed else None
+
+    def searched(self, *, nothing_fits: bool) -> TunerError | None:
+        """Count a search for a configuration; return what ends the study now, if anything does."""
+        self._in_vain = self._in_vain + 1 if nothing_fits else 0
+        if not nothing_fits:
+            return None
+        if not self._has_launched():
+            return self._nothing_feasible()
+        if self._in_vain >= _SEARCHES_IN_VAIN:
+            self._end("what else was drawn does not fit the budget")
+        return None
+
+    def nothing_new(self) -> TunerError | None:
+        """Note that all that was drawn had been tried before; return the error that this is, if it is one."""
+        if not self._has_launched():
+            return self._nothing_feasible()
+        trials = self._session.reader.trials(self._session.study.id)
+        distinct = len({json.dumps(trial.params, sort_keys=True) for trial in trials})
+        self._end(f"all {distinct} configurations that were drawn have been tried")
+        return None
+
+    def _end(self, why: str) -> None:
+        self.used_up = True
+        self._observer.note(f"{why}: the search ends with {self.launched} of {self._goal.trials} trials")
 
     def host_bytes(self) -> int:
         """Return the host memory to set aside for a trial; 0 where the device is the host.
@@ -67,32 +85,32 @@ class Tally:
         return max(HOST_BYTES_PER_TRIAL, int(self._host_peak_bytes * _HOST_MARGIN))
 
     def audits(self) -> list[int]:
-        """Return the numbers of the pruned trials to launch all the same.
+        """Return the ids of the rejections to launch all the same.
 
         Always the same choice for the same study, so that a resumed audit goes on with it, and
         drivers that look at different moments choose nearly the same.
         """
-        trials = self._session.reader.trials(self._session.study.id)
-        audited = {trial.repeats for trial in trials if trial.audit and trial.outcome != Outcome.INTERRUPTED}
-        pruned = [trial.number for trial in trials if trial.outcome == Outcome.PRUNED_MEMORY]
-        wanted = math.ceil(self._goal.audit_share * len(pruned))
-        chosen = sorted(pruned, key=lambda number: derived_seed(self._session.study.id, number))[:wanted]
-        return [number for number in sorted(chosen) if number not in audited]
+        if not self._goal.audit_share:
+            return []
+        study_id = self._session.study.id
+        trials = self._session.reader.trials(study_id)
+        audited = {trial.rejection_id for trial in trials if trial.outcome != Outcome.INTERRUPTED}
+        rejected = [(one.number, one.place, one.id) for one in self._session.rejections.all(study_id)]
+        wanted = math.ceil(self._goal.audit_share * len(rejected))
+        chosen = sorted(rejected, key=lambda one: derived_seed(study_id, f"{one[0]}/{one[1]}"))[:wanted]
+        return [rejection_id for *_, rejection_id in sorted(chosen) if rejection_id not in audited]
 
-    def _nothing_more_fits(self) -> TunerError | None:
+    def _has_launched(self) -> bool:
+        """Whether anything that was drawn so far was thought to fit."""
         trials = self._session.reader.trials(self._session.study.id)
-        prunes = self._prunes_in_a_row
-        if any(trial.outcome == Outcome.COMPLETED for trial in trials):
-            self._observer.note(
-                f"{prunes} configurations in a row do not fit the budget: the search ends with "
-                f"{self.launched} of {self._goal.trials} trials"
-            )
-            return None
-        smallest = min((t.predicted_bytes for t in trials if t.predicted_bytes is not None), default=None)
+        return any(trial.verdict in (Verdict.LAUNCH, Verdict.TRY) for trial in trials)
+
+    def _nothing_feasible(self) -> TunerError:
+        count, smallest_bytes = self._session.rejections.count(self._session.study.id)
+        budget_bytes = self._session.study.budget_bytes
         return NothingFeasible(
-            f"none of {prunes} configurations in a row fits the budget of "
-            f"{format_bytes(self._session.study.budget_bytes)}; "
-            f"the smallest prediction is {format_bytes(smallest)}",
+            f"none of {count} configurations fits the budget of {format_bytes(budget_bytes)}; "
+            f"the smallest prediction is {format_bytes(smallest_bytes)}",
             hint="raise --budget, or let suggest() offer smaller configurations",
         )
 

@@ -38,14 +38,18 @@ def told_bytes(
     return peaks.device_bytes
 
 
-def pruned(prediction: Prediction, budget_bytes: int) -> TrialResult:
-    """Return the result of a trial that is not launched, since it surely does not fit."""
+def why_pruned(prediction: Prediction, budget_bytes: int) -> str:
+    """Return why a configuration is not launched, as a phrase."""
     required = prediction.required
-    reason = (
+    return (
         f"predicted to need {format_bytes(None if required is None else required.expected)}, "
         f"the budget is {format_bytes(budget_bytes)}"
     )
-    return TrialResult(Outcome.PRUNED_MEMORY, failure=Failure(reason))
+
+
+def pruned(prediction: Prediction, budget_bytes: int) -> TrialResult:
+    """Return the result of a trial that is not launched, since it surely does not fit."""
+    return TrialResult(Outcome.PRUNED_MEMORY, failure=Failure(why_pruned(prediction, budget_bytes)))
 
 
 def counts_as_launch(outcome: str, *, audit: bool) -> bool:

@@ -105,6 +105,9 @@ class TrialRecord(Record):
     seconds: float | None
     prediction_seconds: float | None
     driver_id: int | None
+    draws: int | None
+    rehearsal_seconds: float | None
+    rejection_id: int | None
     prediction: Prediction | None = None
     timeline: dict[str, Any] | None = None
     late_result: dict[str, Any] | None = None
@@ -113,6 +116,25 @@ class TrialRecord(Record):
     def is_running(self) -> bool:
         """Whether the trial has no outcome yet."""
         return self.outcome == "running"
+
+
+@dataclass(frozen=True)
+class NewRejection(Record):
+    """A configuration that was turned away; `answers` is None where params say the same."""
+
+    params: Any
+    answers: dict[str, Any] | None
+    predicted_bytes: int | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class RejectionRecord(NewRejection):
+    """The same as stored: for which trial it was drawn, and as which draw of it."""
+
+    id: int
+    number: int
+    place: int
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,22 @@ driver = Table(
     sqlite_autoincrement=True,
 )
 
+rejection = Table(
+    "tuner_rejection",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("study_id", ForeignKey(study.c.id, ondelete="CASCADE"), nullable=False),
+    Column("number", Integer, nullable=False, comment="the trial that it was drawn for"),
+    Column("place", Integer, nullable=False, comment="from 0, in the order of the draws"),
+    Column("params", JSON, nullable=False, comment="the configuration"),
+    Column(
+        "answers", JSON(none_as_null=True), comment="what suggest() was answered, where params say otherwise"
+    ),
+    Column("predicted_bytes", BigInteger, comment="predicted device bytes, expected"),
+    Column("reason", Text, nullable=False, comment="why it was turned away"),
+    UniqueConstraint("study_id", "number", "place"),
+)
+
 trial = Table(
     "tuner_trial",
     metadata,
@@ -94,7 +110,7 @@ trial = Table(
     Column(
         "repeats",
         Integer,
-        comment="number of the trial whose params this one runs again (interrupted, or audited)",
+        comment="number of the interrupted trial whose params this one runs again",
     ),
     Column("audit", Boolean, nullable=False, comment="true: predicted not to fit, launched to check that"),
     Column("params", JSON, nullable=False, comment="the configuration"),
@@ -140,6 +156,18 @@ trial = Table(
         "driver_id", ForeignKey(driver.c.id, ondelete="SET NULL"), index=True, comment="who drove it last"
     ),
     Column("late_result", JSON, comment="a result that came after the trial had been given up"),
+    Column("draws", Integer, comment="configurations drawn before this one was taken, this one included"),
+    Column(
+        "rehearsal_seconds",
+        Double,
+        comment="how long it took to find the configuration, predictions included",
+    ),
+    Column(
+        "rejection_id",
+        ForeignKey(rejection.c.id, ondelete="SET NULL"),
+        index=True,
+        comment="the rejection that it audits",
+    ),
     UniqueConstraint("study_id", "number"),
     # What a claim looks for: how many are launched, and what is to be run again.
     Index("ix_tuner_trial_study_id_outcome", "study_id", "outcome"),
@@ -155,7 +183,13 @@ slot = Table(
     Column("driver_id", ForeignKey(driver.c.id, ondelete="CASCADE"), nullable=False, index=True),
     Column("trial_id", ForeignKey(trial.c.id, ondelete="CASCADE"), comment="NULL until it was asked for"),
     Column("repeats", Integer, comment="number of the trial whose params are run again, or NULL"),
-    Column("audit", Boolean, nullable=False, comment="true: the repeated trial was predicted not to fit"),
+    Column("audit", Boolean, nullable=False, comment="true: for a configuration that was turned away"),
+    Column(
+        "rejection_id",
+        ForeignKey(rejection.c.id, ondelete="CASCADE"),
+        unique=True,
+        comment="the rejection that it audits",
+    ),
     UniqueConstraint("study_id", "repeats"),
 )
 
@@ -205,9 +239,15 @@ SELECT s.name AS study, t.number, coalesce(t.outcome, 'running') AS outcome, t.v
        t.allocated_bytes, t.predicted_allocated_bytes, t.reserved_bytes, t.baseline_bytes,
        t.growth_bytes, t.host_peak_bytes, t.device, t.reservation_bytes, t.attempt, t.waiting_seconds,
        s.budget_bytes, t.verdict, t.fits_probability, t.audit, t.params, t.metrics, t.reason,
-       t.seconds, t.prediction_seconds, t.asked_at, t.started_at, t.ended_at, t.run_folder, t.id AS trial_id,
+       t.seconds, t.prediction_seconds, t.draws, t.rehearsal_seconds, t.asked_at, t.started_at,
+       t.ended_at, t.run_folder, t.id AS trial_id,
        s.id AS study_id
 FROM tuner_trial t JOIN tuner_study s ON s.id = t.study_id""",
+    "tuner_rejections": """
+CREATE VIEW tuner_rejections AS
+SELECT s.name AS study, r.number, r.place, r.params, r.predicted_bytes, s.budget_bytes, r.reason,
+       s.id AS study_id
+FROM tuner_rejection r JOIN tuner_study s ON s.id = r.study_id""",
     "tuner_pareto": """
 CREATE VIEW tuner_pareto AS
 SELECT study, number, value, metric, direction, peak_bytes, budget_bytes, params, trial_id, study_id

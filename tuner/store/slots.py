@@ -25,13 +25,18 @@ class Slot:
 
     Attributes:
         id: The row's id.
-        repeats: Number of the trial whose params are run again, or None for new ones.
-        audit: Whether that trial was predicted not to fit.
+        repeats: Number of the interrupted trial whose params are run again, or None.
+        rejection_id: The rejection that is audited, or None.
     """
 
     id: int
     repeats: int | None = None
-    audit: bool = False
+    rejection_id: int | None = None
+
+    @property
+    def audit(self) -> bool:
+        """Whether it is for a configuration that was turned away."""
+        return self.rejection_id is not None
 
 
 @dataclass(frozen=True)
@@ -66,18 +71,18 @@ class Slots(Transactional):
         require_living(connection, driver_id)
         known = connection.execute(select(schema.slot).where(schema.slot.c.token == token)).one_or_none()
         if known is not None:
-            return Slot(known.id, known.repeats, known.audit)
+            return Slot(known.id, known.repeats, known.rejection_id)
         claims = _claims(connection, study_id)
         if claims.launched + claims.open >= trials:
             return None
         repeats = _oldest_interrupted(connection, study_id)
-        return _inserted(connection, study_id, driver_id, token=token, repeats=repeats, audit=False)
+        return _inserted(connection, study_id, driver_id, token=token, repeats=repeats)
 
     @transaction
     def claim_audit(
-        self, connection: Connection, study_id: int, driver_id: int, *, token: str, number: int
+        self, connection: Connection, study_id: int, driver_id: int, *, token: str, rejection_id: int
     ) -> Slot | None:
-        """Take the right to audit a pruned trial, or return None where another one has.
+        """Take the right to audit a rejection, or return None where another one has.
 
         Raises:
             LeaseLost: Others have given this driver up.
@@ -85,14 +90,10 @@ class Slots(Transactional):
         _lock(connection, study_id)
         require_living(connection, driver_id)
         slot, trial = schema.slot.c, schema.trial.c
-        taken = connection.execute(
-            select(slot.token).where(slot.study_id == study_id, slot.repeats == number)
-        ).scalar()
+        taken = connection.execute(select(slot.token).where(slot.rejection_id == rejection_id)).scalar()
         audited = connection.execute(
             select(func.count()).where(
-                trial.study_id == study_id,
-                trial.repeats == number,
-                trial.audit.is_(True),
+                trial.rejection_id == rejection_id,
                 func.coalesce(trial.outcome, "") != Outcome.INTERRUPTED.value,
             )
         ).scalar_one()
@@ -100,8 +101,8 @@ class Slots(Transactional):
             return None
         if taken == token:
             known = connection.execute(select(schema.slot).where(slot.token == token)).one()
-            return Slot(known.id, known.repeats, known.audit)
-        return _inserted(connection, study_id, driver_id, token=token, repeats=number, audit=True)
+            return Slot(known.id, known.repeats, known.rejection_id)
+        return _inserted(connection, study_id, driver_id, token=token, rejection_id=rejection_id)
 
     @transaction
     def release(self, connection: Connection, slot_id: int, driver_id: int) -> None:
@@ -162,10 +163,16 @@ def _oldest_interrupted(connection: Connection, study_id: int) -> int | None:
 
 
 def _inserted(
-    connection: Connection, study_id: int, driver_id: int, *, token: str, repeats: int | None, audit: bool
+    connection: Connection,
+    study_id: int,
+    driver_id: int,
+    *,
+    token: str,
+    repeats: int | None = None,
+    rejection_id: int | None = None,
 ) -> Slot:
-    values = {"study_id": study_id, "driver_id": driver_id, "token": token}
-    statement = insert(schema.slot).values(**values, repeats=repeats, audit=audit)
-    key = connection.execute(statement).inserted_primary_key
+    values = {"study_id": study_id, "driver_id": driver_id, "token": token, "repeats": repeats}
+    values |= {"rejection_id": rejection_id, "audit": rejection_id is not None}
+    key = connection.execute(insert(schema.slot).values(**values)).inserted_primary_key
     assert key is not None
-    return Slot(int(key[0]), repeats, audit)
+    return Slot(int(key[0]), repeats, rejection_id)

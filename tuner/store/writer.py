@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,7 +20,8 @@ from tuner.errors import LeaseLost, StoreError
 from tuner.records import Prediction, TrialResult
 from tuner.store import schema
 from tuner.store.drivers import require_idle, require_living
-from tuner.store.rows import NewStudy, storable_text, to_storable
+from tuner.store.rejections import add_rejections
+from tuner.store.rows import NewRejection, NewStudy, storable_text, to_storable
 from tuner.store.transactions import Transactional, transaction
 
 _METRIC_NAME_LIMIT = 255
@@ -67,10 +69,15 @@ class Writer(Transactional):
         driver_id: int,
         slot_id: int | None = None,
         seed: int | None = None,
-        audit: bool = False,
         repeats: int | None = None,
+        rejection_id: int | None = None,
+        draws: int | None = None,
+        rehearsal_seconds: float | None = None,
+        rejections: Sequence[NewRejection] = (),
     ) -> int:
-        """Add a trial that was asked for, in its slot; return its id. A known number stays as it is.
+        """Add a trial that was asked for, in its slot, and what was turned away before it; return its id.
+
+        A known number stays as it is.
 
         Raises:
             LeaseLost: Others have given the driver up.
@@ -81,8 +88,11 @@ class Writer(Transactional):
         trial_id = connection.execute(query).scalar()
         if trial_id is None:
             values = {"study_id": study_id, "number": number, "params": to_storable(params), "seed": seed}
-            values |= {"audit": audit, "repeats": repeats, "asked_at": _now(), "driver_id": driver_id}
+            values |= {"audit": rejection_id is not None, "rejection_id": rejection_id, "repeats": repeats}
+            values |= {"asked_at": _now(), "driver_id": driver_id}
+            values |= {"draws": draws, "rehearsal_seconds": rehearsal_seconds}
             trial_id = _inserted(connection, schema.trial, values)
+            add_rejections(connection, study_id, number, rejections)
         connection.execute(update(schema.slot).where(schema.slot.c.id == slot_id).values(trial_id=trial_id))
         return int(trial_id)
 
