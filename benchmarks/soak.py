@@ -44,8 +44,10 @@ KINDS = ("trial", "supervisor", "driver", "restart fast", "restart immediate")
 WEIGHTS = (6, 3, 2, 1, 1)
 BASELINE_BYTES = 2 * MIB  # by which a trial may start from more or less than the first
 SLOPE_BYTES = 32 * 1024  # a driver's growth per trial of the study: Optuna keeps each in memory, 10 KiB
-LEAKED_DESCRIPTORS = 4  # more at the end than at the beginning: a trial that starts has a few
-LEAST_SAMPLES = 100  # in each half of a driver's life, for its descriptors to be judged
+LEAKED_DESCRIPTORS = (
+    2  # the least at the end over the least at the beginning: a connection that is opened late
+)
+LEAST_SAMPLES = 50  # in each quarter of a driver's life, for its descriptors to be judged
 LEAST_TRIALS = 100  # that a driver must have seen for its growth to be judged
 _LOOK_SECONDS = 0.5
 _DYING_SECONDS = 5.0
@@ -68,12 +70,16 @@ class Incarnation:
         return statistics.linear_regression(counts, [size for _, size, _ in later]).slope
 
     def leaked_descriptors(self) -> int:
-        """Return how many more descriptors it had at most in its second half than in its first."""
-        half = len(self.samples) // 2
-        if half < LEAST_SAMPLES:
-            return 0  # how many trials run at once is a matter of chance
-        early, late = self.samples[:half], self.samples[half:]
-        return max(fds for _, _, fds in late) - max(fds for _, _, fds in early)
+        """Return how many more it never went below in its last quarter than in its first.
+
+        How many trials run at once, and how many connections are open, goes up and down; what is
+        leaked stays.
+        """
+        quarter = len(self.samples) // 4
+        if quarter < LEAST_SAMPLES:
+            return 0
+        early, late = self.samples[:quarter], self.samples[-quarter:]
+        return min(fds for _, _, fds in late) - min(fds for _, _, fds in early)
 
 
 class Driver:
@@ -256,6 +262,7 @@ class Soak:
             "outcomes": dict(outcomes),
             "slopes_bytes_per_trial": slopes,
             "most_descriptors": max((fds for life in lives for _, _, fds in life.samples), default=0),
+            "leaked_descriptors": [life.leaked_descriptors() for life in lives],
             "wrong": wrong,
         }
 

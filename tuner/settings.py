@@ -114,6 +114,7 @@ SPECS: dict[str, _Spec] = {
         str, None, "how configurations are drawn; by default memory-aware, tpe with one objective"
     ),
     "sampler_option": _Spec(_options, {}, "its options, name=value pairs separated by commas"),
+    "warm_start": _Spec(str, None, "study to learn from"),
     "max_failures": _Spec(_whole, None, "failed launches before the study stops"),
     "trial_timeout": _Spec(parse_seconds, None, "seconds one trial may take"),
     "timeout": _Spec(parse_seconds, None, "seconds after which no further trial is started"),

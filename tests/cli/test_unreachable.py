@@ -48,6 +48,8 @@ def test_no_command_shows_a_fragment(arguments: tuple[str, ...], tuner: Tuner, c
         "wrong password": (closed_server, "password authentication failed"),
         "in the query": (f"postgresql://127.0.0.1:1/db?user=me&password={ENCODED}", "Connection refused"),
     }
+    if arguments != COMMANDS["run"]:  # one way is enough for those that open the database as it does
+        storages = {"wrong password": storages["wrong password"]}
     for where, (storage, reason) in storages.items():
         start = time.monotonic()
         done = tuner("--debug", *arguments, "--storage", storage)

@@ -101,12 +101,12 @@ class Driver:
     def trace(self) -> None:
         """Wait until a configuration is being traced."""
         database = self.folder / "tuner.db"
-        asked = "SELECT count(*) FROM sqlite_master WHERE name = 'tuner_trial'"
+        there = "SELECT count(*) FROM sqlite_master WHERE name = 'trials'"  # Optuna's: ours has no row yet
         self.wait_until(
             lambda: (
                 database.exists()
-                and self.query(asked)[0][0] == 1
-                and self.query("SELECT count(*) FROM tuner_trial")[0][0] == 1
+                and self.query(there)[0][0] == 1
+                and self.query("SELECT count(*) FROM trials")[0][0] == 1
             ),
             "the first trace",
         )
@@ -171,7 +171,7 @@ def test_ctrl_c_while_a_configuration_is_traced(tmp_path: Path, presses: int) ->
     assert code == 130, said
     assert "finishing the running trials" in said
     assert time.monotonic() - start < DYING_SECONDS + 5, "a trace is not worth waiting for"
-    assert driver.outcomes() == {"interrupted": 1}
+    assert driver.outcomes() == {}, "what was never launched is no trial of ours"
     driver.check_nothing_is_left()
 
 

@@ -94,7 +94,7 @@ def test_a_resumed_study_learns_what_the_running_one_had(sqlite_url: str, tmp_pa
 
     with session_on(sqlite_url, tmp_path) as session:
         _, watcher = run_loop(session, Goal(trials=12), some_run_out)
-        found = measured_in(session, resolve_target("cpu"))
+        found = measured_in(session.reader, session.study, resolve_target("cpu"))
     seen = [
         measured_from(trial.prediction, trial.result, context_bytes=CONTEXT, cap_bytes=BUDGET)
         for trial in watcher.trials

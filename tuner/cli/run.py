@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -51,6 +52,10 @@ if TYPE_CHECKING:
 @click.option(
     "--sampler-option", metavar="K=V", multiple=True, help="An option of the sampler; may be repeated."
 )
+@click.option(
+    "--enqueue", metavar="FILE", help="JSON list of configurations, or parts of them, to try first."
+)
+@click.option("--warm-start", metavar="STUDY", help="Learn from the trials of another study.")
 @click.option("--seed", metavar="N", help="Make a CPU run repeatable: same params, verdicts and metrics.")
 @click.option("--trial-timeout", metavar="TIME", help="Kill a trial after this, such as 90s or 15m.")
 @click.option("--timeout", metavar="TIME", help="Start no further trial after this.")
@@ -64,7 +69,7 @@ if TYPE_CHECKING:
     "--keep-checkpoints", metavar="WHICH", help="Weights to keep: front, all or none  [default: front]"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line per event instead of progress.")
-def command(study: str, as_json: bool, **flags: Any) -> None:
+def command(study: str, as_json: bool, enqueue: str | None, **flags: Any) -> None:
     """Search the space of STUDY, a Python file with one workload, under a memory budget.
 
     Each configuration is predicted first, on fake tensors. What surely does not fit is pruned; the
@@ -90,7 +95,7 @@ def command(study: str, as_json: bool, **flags: Any) -> None:
     flags["sampler_option"] = ",".join(flags["sampler_option"]) or None
     settings = resolve(flags)
     value = {name: setting.value for name, setting in settings.items()}
-    plan = make_plan(study, settings, visible_threads())
+    plan = make_plan(study, settings, visible_threads(), None if enqueue is None else Path(enqueue))
     goal = Goal(
         trials=value["trials"],
         max_failures=value["max_failures"],
@@ -115,6 +120,7 @@ def _drive(plan: Plan, goal: Goal, stopper: Stopper, *, keep: str, as_json: bool
     from tuner.search.checkpoints import prune_checkpoints
     from tuner.search.recover import recover
     from tuner.search.session import Outages, open_session
+    from tuner.search.warm_start import take_in
 
     outages = Outages(should_give_up=lambda: stopper.level > 1)
     interruption: Interrupted | None = None
@@ -127,6 +133,8 @@ def _drive(plan: Plan, goal: Goal, stopper: Stopper, *, keep: str, as_json: bool
         ):
             observer = Unbreakable(printer)
             session.predictor.on_warning = outages.on_wait = observer.note
+            for sentence in take_in(session):
+                observer.note(sentence)
             interruption = _run_loop(session, launcher, observer, goal=goal, stopper=stopper)
             for sentence in left_behind(plan.places, before, session.reservations.all()):
                 observer.note(sentence)

@@ -20,10 +20,11 @@ from typing import Any
 import optuna
 
 from tuner.errors import WorkloadError
-from tuner.records import Outcome, Prediction, Verdict
+from tuner.records import Prediction, Verdict
 from tuner.search.calibrations import Calibrations
 from tuner.search.flight import Flight
 from tuner.search.optuna_study import AUDIT, derived_seed
+from tuner.search.plain_choices import PlainChoices
 from tuner.search.sampling.finding import Rehearsal
 from tuner.search.sampling.history import Forecast
 from tuner.search.sampling.rehearsal import rehearse, restored
@@ -55,7 +56,12 @@ class Proposal:
     def nothing_fits(self) -> bool:
         """Whether nothing that was drawn fits: the smallest of it was taken."""
         forecast = None if self.rehearsal is None else self.rehearsal.forecast
-        return forecast is not None and not forecast.fits
+        return forecast is not None and not forecast.fits and not self.was_given
+
+    @property
+    def was_given(self) -> bool:
+        """Whether its params, or some of them, were queued."""
+        return self.rehearsal is not None and self.rehearsal.given
 
 
 class Cancelled(Exception):
@@ -133,10 +139,9 @@ class Asker:
         )
         return Flight(proposal.number, trial_id, proposal.params, slot.audit, proposal.prediction)
 
-    def give_back(self, slot: Slot, number: int | None) -> None:
+    def give_back(self, slot: Slot, proposal: Proposal) -> None:
         """Let a slot go of which no trial came; Optuna's counts as failed."""
-        if number is not None:
-            self._tell_failed(number, Outcome.INTERRUPTED)
+        self._session.optuna.put_back(proposal.number, again=proposal.params is not None)
         self._session.slots.release(slot.id, self._session.driver_id)
 
     def _propose(self, slot: Slot) -> Proposal:
@@ -148,8 +153,7 @@ class Asker:
             return Proposal(trial.number, params, self._predict(params), None)
         except Exception as error:
             if why_transient(error) is None:  # else the database is away, and this driver ends
-                outcome = Outcome.INTERRUPTED if isinstance(error, Cancelled) else Outcome.ERROR
-                self._tell_failed(trial.number, outcome)
+                self._session.optuna.put_back(trial.number, again=isinstance(error, Cancelled))
                 self._session.slots.release(slot.id, self._session.driver_id)
             raise
 
@@ -193,7 +197,7 @@ class Asker:
             WorkloadError: It does not, or `suggest` fails.
         """
         try:
-            params: dict[str, Any] = self._session.plan.loaded.workload.suggest(trial)
+            params: dict[str, Any] = self._session.plan.loaded.workload.suggest(PlainChoices(trial))  # type: ignore[arg-type]
             require_plain(params)
             return params
         except Exception as error:
@@ -217,9 +221,6 @@ class Asker:
             fits_probability=prediction.fits_probability,
             reason="" if fits else why_pruned(prediction, self._session.study.budget_bytes),
         )
-
-    def _tell_failed(self, number: int, outcome: Outcome) -> None:
-        self._session.optuna.tell(number, outcome, value=None, memory_bytes=None, budget_bytes=1)
 
 
 def _stored(rehearsal: Rehearsal) -> list[NewRejection]:

@@ -8,18 +8,24 @@ from tuner.memory.targets import Target
 from tuner.records import Prediction, TrialResult
 from tuner.search.learned import measured_from, measured_in
 from tuner.search.session import Session
+from tuner.search.warm_start import warm_study
 
 
 class Calibrations:
     """One calibration per mix of operators, each updated by the trials of its mix.
 
+    A study that was started warm has what the other one measured, on a device of the same model.
     A seeded study keeps the prior, so that it repeats.
     """
 
     def __init__(self, session: Session, target: Target) -> None:
         self._study, self._target = session.study, target
         self._seeded = session.study.seed is not None
-        self._measured: list[Measured] = [] if self._seeded else measured_in(session, target)
+        self._measured: list[Measured] = []
+        if not self._seeded:
+            for study in filter(None, (warm_study(session), session.study)):
+                if study.device_name == session.study.device_name:
+                    self._measured += measured_in(session.reader, study, target)
         self._by_mix: dict[str, Calibration] = {}
 
     def predict(self, estimate: Estimate) -> Prediction:

@@ -6,18 +6,17 @@ from tuner.execution.failures import LOADER_WORKER
 from tuner.memory.calibration import Measured, Says
 from tuner.memory.targets import Target
 from tuner.records import Failure, Outcome, Peaks, Prediction, TrialResult
-from tuner.search.session import Session
-from tuner.store.rows import TrialRecord
+from tuner.store.reader import Reader
+from tuner.store.rows import StudyRecord, TrialRecord
 
 _CAP_BINDS = 0.97  # of the cap: above this the allocator may have released and retried
 
 
-def measured_in(session: Session, target: Target) -> list[Measured]:
-    """Return what the study's ended trials say, by number."""
-    study = session.study
+def measured_in(reader: Reader, study: StudyRecord, target: Target) -> list[Measured]:
+    """Return what a study's ended trials say, by number."""
     found = []
-    for trial in session.reader.trials(study.id, [Outcome.COMPLETED, Outcome.OUT_OF_MEMORY]):
-        prediction = session.reader.trial(study.id, trial.number).prediction
+    for trial in reader.trials(study.id, [Outcome.COMPLETED, Outcome.OUT_OF_MEMORY]):
+        prediction = reader.trial(study.id, trial.number).prediction
         if prediction is not None:
             measured = measured_from(
                 prediction,

@@ -168,8 +168,10 @@ class StudyLoop:
             self._error = error
             return
         if proposal.params is None or self._ends():
-            self._asker.give_back(slot, proposal.number)
-            if proposal.params is None:
+            self._asker.give_back(slot, proposal)
+            if proposal.params is None and proposal.was_given:
+                self._observer.note("a queued configuration had been tried before")
+            elif proposal.params is None:
                 self._error = self._error or self._tally.nothing_new()
             return
         flight = self._asker.begin(slot, proposal)
@@ -347,7 +349,7 @@ class StudyLoop:
         self._asker.cancel()
         (slot, found), self._asked = self._asked, None
         with contextlib.suppress(Exception):  # it was settled where it was raised, or by the next start
-            self._asker.give_back(slot, found.result().number)
+            self._asker.give_back(slot, found.result())
 
     def _rest(self) -> None:
         """Wait until something happens, but not for long."""

@@ -26,10 +26,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tuner.records import Outcome
 from tuner.search.sampling.finding import Rehearsal
-from tuner.search.sampling.history import Forecast, History
+from tuner.search.sampling.history import Forecast, History, given_values
 from tuner.search.sampling.memory_filter import MemoryFilter
 from tuner.search.sampling.models import ScoreModel
-from tuner.search.sampling.rehearsal import Suggest
+from tuner.search.sampling.rehearsal import Draw, Suggest
 from tuner.search.sampling.samplers import DEFAULT, KINDS, MEMORY_AWARE, build
 from tuner.store.engine import URL, connect_args, prepare_sqlite
 from tuner.store.transactions import Patience, at_once
@@ -181,6 +181,46 @@ class OptunaStudy:
         trial_id = self._patience(lambda: self._storage.create_new_trial(self._study_id, template))
         return self._patience(lambda: optuna.Trial(self._study, trial_id))
 
+    def enqueue(self, values: Mapping[str, Any]) -> bool:
+        """Queue a configuration, or a part of one, unless it is known; return whether it was."""
+        before = len(self.trials())
+        self._patience(lambda: self._study.enqueue_trial(dict(values), skip_if_exists=True))
+        return len(self.trials()) > before
+
+    def put_back(self, number: int, *, again: bool) -> None:
+        """Tell that no trial came of one that was asked for.
+
+        Args:
+            number: Its number.
+            again: Whether what had been queued waits again.
+        """
+        given = given_values(self._patience(lambda: self._frozen(number)))
+        if given and again:  # before it is told: a driver that dies in between leaves it twice, not never
+            self._patience(lambda: self._study.enqueue_trial(given))
+        self.tell(number, Outcome.INTERRUPTED, value=None, memory_bytes=None, budget_bytes=1)
+
+    def add(
+        self,
+        draw: Draw,
+        *,
+        value: float | None,
+        memory_bytes: float,
+        user_attrs: Mapping[str, Any],
+    ) -> None:
+        """Add what is known of a configuration from elsewhere: a value, or that it has none."""
+        excess = (memory_bytes - self._budget_bytes) / self._budget_bytes
+        completed = value is not None and excess <= 0
+        values = [value, memory_bytes][: len(self._study.directions)]
+        trial = optuna.trial.create_trial(
+            state=TrialState.COMPLETE if completed else TrialState.PRUNED,
+            values=values if completed else None,  # type: ignore[arg-type]
+            params=draw.answers,
+            distributions=draw.distributions,
+            user_attrs=dict(user_attrs),
+            constraints={MEMORY: excess},
+        )
+        self._patience(lambda: self._study.add_trial(trial))
+
     def running(self) -> list[int]:
         """Return the numbers of the trials that Optuna takes for running."""
         running = (TrialState.RUNNING,)
@@ -254,6 +294,12 @@ def optuna_storage(url: URL) -> Iterator[optuna.storages.RDBStorage]:
         yield storage
     finally:
         _close(storage)
+
+
+def optuna_trials(url: URL, name: str) -> list[FrozenTrial]:
+    """Return another study's trials, as Optuna keeps them."""
+    with optuna_storage(url) as storage:
+        return optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False)
 
 
 def _is_number(value: float | None) -> TypeGuard[float]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from tuner.errors import UsageError
 from tuner.scheduling.devices import Place, check_budget, choose_places
+from tuner.search.known_points import Space, read_queue
 from tuner.search.sampling.samplers import DEFAULT, check_sampler
 from tuner.settings import Setting
 from tuner.stand_in import check_memory_free
@@ -40,6 +41,8 @@ class Plan:
         threads: Intra-op threads of each.
         sampler: The sampler's name.
         sampler_options: Its options.
+        warm_start: Name of a study to learn from, or None.
+        queue: Configurations to try first, each a part of one or a whole.
     """
 
     loaded: LoadedWorkload
@@ -57,6 +60,13 @@ class Plan:
     existing: StudyRecord | None = None
     sampler: str = DEFAULT
     sampler_options: Mapping[str, Any] = field(default_factory=dict)
+    warm_start: str | None = None
+    queue: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def space(self) -> Space:
+        """What the workload's `suggest` asks for."""
+        return Space.of(self.loaded.workload)
 
     @property
     def place(self) -> Place:
@@ -64,7 +74,7 @@ class Plan:
         return self.places[0]
 
 
-def make_plan(study_file: str, settings: dict[str, Setting], cores: int) -> Plan:
+def make_plan(study_file: str, settings: dict[str, Setting], cores: int, queue: Path | None = None) -> Plan:
     """Check what the user asked for.
 
     Raises:
@@ -121,6 +131,8 @@ def make_plan(study_file: str, settings: dict[str, Setting], cores: int) -> Plan
         existing=existing,
         sampler=sampler,
         sampler_options=values["sampler_option"],
+        warm_start=values["warm_start"],
+        queue=tuple(read_queue(queue, Space.of(loaded.workload))) if queue is not None else (),
     )
     if existing is not None:
         check_same(plan, existing)

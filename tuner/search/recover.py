@@ -132,17 +132,20 @@ def _tell_what_was_not(session: Session) -> None:
 def _tell_again(session: Session, number: int, trial: TrialRecord | None) -> None:
     study = session.study
     if trial is None:
-        outcome, value, memory_bytes = Outcome.INTERRUPTED, None, None
-    else:
-        outcome, value = Outcome(trial.outcome), trial.value
-        memory_bytes = told_bytes(
-            outcome,
-            peaks=Peaks(trial.peak_bytes, None, trial.allocated_bytes, trial.reserved_bytes),
-            failure=None if trial.failure is None else Failure(**trial.failure),
-            predicted_bytes=trial.predicted_bytes,
-            context_bytes=study.context_bytes,
-            repeatable=study.seed is not None,
-        )
+        session.optuna.put_back(number, again=True)
+        return
+    memory_bytes = told_bytes(
+        Outcome(trial.outcome),
+        peaks=Peaks(trial.peak_bytes, None, trial.allocated_bytes, trial.reserved_bytes),
+        failure=None if trial.failure is None else Failure(**trial.failure),
+        predicted_bytes=trial.predicted_bytes,
+        context_bytes=study.context_bytes,
+        repeatable=study.seed is not None,
+    )
     session.optuna.tell(
-        number, outcome, value=value, memory_bytes=memory_bytes, budget_bytes=study.budget_bytes
+        number,
+        Outcome(trial.outcome),
+        value=trial.value,
+        memory_bytes=memory_bytes,
+        budget_bytes=study.budget_bytes,
     )

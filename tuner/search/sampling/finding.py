@@ -28,6 +28,7 @@ class Rehearsal:
         draws: How many draws there were, this one included.
         seconds: How long it took, forecasts included.
         forecast_seconds: How long forecasts took.
+        given: Whether some of its values were: what was drawn says nothing about the space.
     """
 
     draw: Draw | None
@@ -36,6 +37,7 @@ class Rehearsal:
     draws: int
     seconds: float
     forecast_seconds: float
+    given: bool = False
 
 
 class Finder:

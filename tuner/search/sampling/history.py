@@ -13,6 +13,7 @@ from tuner.records import Verdict
 from tuner.search.sampling.rehearsal import Draw, key_of
 from tuner.store.rows import RejectionRecord, TrialRecord
 
+WARM = "tuner_warm_start"  # user attribute: the study and the trial that this one was taken from
 _DOUBTFUL = 0.5
 _TRIED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
 
@@ -67,13 +68,13 @@ class History:
             self.rejected.add(draw.key)
 
     def tried(self, study: optuna.Study, number: int) -> set[str]:
-        """Return the keys of what was tried or runs, by any driver, trial `number` left out.
+        """Return the keys of what was tried or runs in this study, trial `number` left out.
 
         A trial that failed may be drawn again: what failed may have been the machine.
         """
         running = set()
         for trial in study.get_trials(deepcopy=False, states=_TRIED):
-            if trial.number == number or trial.number in self._finished:
+            if trial.number == number or trial.number in self._finished or WARM in trial.user_attrs:
                 continue
             if trial.state is TrialState.RUNNING:
                 running.add(key_of(trial.params))

@@ -8,6 +8,7 @@ the first trials and conditional spaces are filtered as well. Public Optuna API 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -112,14 +113,16 @@ class MemoryFilter(BaseSampler):
 
     def rehearse(self, study: optuna.Study, trial: FrozenTrial) -> Rehearsal:
         """Find a configuration for a trial, and keep it for its `suggest_*`."""
-        drawer = Drawer(study, trial, self._suggest, given_values(trial))
+        given = given_values(trial)
+        drawer = Drawer(study, trial, self._suggest, given)
         finder = Finder(
             self.history,
             self._forecast,
             tried=self.history.tried(study, trial.number),
             on_turned_away=self._on_turned_away,
         )
-        self.rehearsals[trial.number] = found = finder.find(self._sources(drawer))
+        found = dataclasses.replace(finder.find(self._sources(drawer)), given=bool(given))
+        self.rehearsals[trial.number] = found
         return found
 
     def _sources(self, drawer: Drawer) -> Iterator[Source]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from optuna.samplers import BaseSampler, RandomSampler
+from optuna.samplers import BaseSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
@@ -52,7 +52,6 @@ class Promising:
     ) -> None:
         self._drawer, self._inner, self._history, self._model = drawer, inner, history, model
         self._budget_bytes, self._seed = budget_bytes, 0 if seed is None else seed
-        self._random = RandomSampler(seed)
         self._rng = np.random.default_rng(seed)
         self._gains: dict[str, float] = {}
         self._fitting: list[tuple[float, Draw]] = []
@@ -105,7 +104,7 @@ class Promising:
     def _candidates(self) -> list[Draw]:
         known = self._history.tried(self._drawer.study, self._drawer.trial.number) | self._history.rejected
         draws = [self._drawer.draw(self._inner) for _ in range(_INNER)]
-        draws += [self._drawer.draw(self._random) for _ in range(_RANDOM)]
+        draws += [self._drawer.draw_uniformly(self._rng) for _ in range(_RANDOM)]
         parents = [draw_of(trial) for trial in self._parents()]
         if parents:
             chosen = self._rng.integers(len(parents), size=_NEIGHBOURS)
@@ -118,7 +117,7 @@ class Promising:
         changed = self._rng.random(len(names)) < _CHANGED_SHARE
         changed[self._rng.integers(len(names))] = True
         kept = {name: parent.answers[name] for name, is_new in zip(names, changed, strict=True) if not is_new}
-        return self._drawer.answered(self._random, kept)
+        return self._drawer.draw_uniformly(self._rng, kept)
 
     def _parents(self) -> list[FrozenTrial]:
         """Return the trials of the front, and a few of the best ones beside it."""

@@ -9,18 +9,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler, RandomSampler
+from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
 from tuner.search.sampling.encoding import Encoder
 from tuner.search.sampling.history import Forecast, History
 from tuner.search.sampling.models import MemoryModel
-from tuner.search.sampling.rehearsal import Draw, Suggest, contains, rehearse
+from tuner.search.sampling.rehearsal import Answer, Draw, Suggest, contains, rehearse
+from tuner.search.sampling.uniform import draw_uniformly
 
 _POOL = 256
 _KNOWN_BEFORE_ORDERING = 10  # forecasts from which memory is modelled
@@ -57,15 +60,23 @@ class Drawer:
         """Return a draw of a sampler: what it knows relatively, else independently."""
         space = sampler.infer_relative_search_space(self.study, self.trial)
         relative = sampler.sample_relative(self.study, self.trial, space)
-        return self.answered(sampler, relative)
 
-    def answered(self, sampler: BaseSampler, values: dict[str, object]) -> Draw:
-        """Return the draw with some values, where they are in range, and else a sampler's."""
+        def otherwise(name: str, distribution: BaseDistribution) -> Any:
+            return sampler.sample_independent(self.study, self.trial, name, distribution)
 
-        def answer(name: str, distribution: BaseDistribution) -> object:
+        return self._answered(relative, otherwise)
+
+    def draw_uniformly(
+        self, rng: np.random.Generator, kept: Mapping[str, Any] = MappingProxyType({})
+    ) -> Draw:
+        """Return a uniform draw in which some values are kept, where they are in range."""
+        return self._answered(kept, lambda name, distribution: draw_uniformly(distribution, rng))
+
+    def _answered(self, values: Mapping[str, Any], otherwise: Answer) -> Draw:
+        def answer(name: str, distribution: BaseDistribution) -> Any:
             if name in values and contains(distribution, values[name]):
                 return values[name]
-            return sampler.sample_independent(self.study, self.trial, name, distribution)
+            return otherwise(name, distribution)
 
         return rehearse(self._suggest, answer, number=self.trial.number, fixed=self._fixed)
 
@@ -101,7 +112,7 @@ class Fitting:
     def __init__(self, drawer: Drawer, history: History, budget_bytes: int, seed: int | None) -> None:
         self._drawer, self._history, self._budget_bytes = drawer, history, budget_bytes
         self._seed = 0 if seed is None else seed
-        self._random = RandomSampler(seed)
+        self._rng = np.random.default_rng(seed)
         self._tried = history.tried(drawer.study, drawer.trial.number)
         self._pool: list[Draw] = []
         self._served = 0
@@ -121,7 +132,7 @@ class Fitting:
         known = self._tried | self._history.rejected
         found: dict[str, Draw] = {}
         for _ in range(_POOL):
-            draw = self._drawer.draw(self._random)
+            draw = self._drawer.draw_uniformly(self._rng)
             if draw.key not in known:
                 found.setdefault(draw.key, draw)
         pool = list(found.values())
