@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli.options import storage_option
+from tuner.cli.options import joined, storage_option
 from tuner.errors import Interrupted
 from tuner.settings import resolve
 
@@ -53,6 +53,10 @@ if TYPE_CHECKING:
 @click.option("--runs-dir", metavar="DIR", help="Where run folders go  [default: tuner-runs]")
 @click.option(
     "--keep-checkpoints", metavar="WHICH", help="Weights to keep: front, all or none  [default: front]"
+)
+@click.option("--pruner", metavar="NAME", help="Stop poor trials early: none, median, percentile or asha.")
+@click.option(
+    "--pruner-option", metavar="K=V", multiple=True, callback=joined, help="Set an option of it; repeatable."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line per event instead of progress.")
 def command(study: str, as_json: bool, **flags: Any) -> None:

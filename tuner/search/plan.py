@@ -12,6 +12,8 @@ from pathlib import Path
 
 from tuner.errors import UsageError
 from tuner.scheduling.devices import Place, check_budget, choose_places
+from tuner.search.pruner_options import make_pruner
+from tuner.search.pruning import NO_PRUNER, Pruner
 from tuner.settings import Setting
 from tuner.stand_in import check_memory_free
 from tuner.store import migrations
@@ -35,6 +37,7 @@ class Plan:
         pool_bytes: Device bytes that all trials on a device may take together; None: what is free.
         jobs: The most trials that run at once.
         threads: Intra-op threads of each.
+        pruner: When a trial is stopped early.
     """
 
     loaded: LoadedWorkload
@@ -50,6 +53,7 @@ class Plan:
     url: URL
     settings: dict[str, Setting]
     existing: StudyRecord | None = None
+    pruner: Pruner = NO_PRUNER
 
     @property
     def place(self) -> Place:
@@ -110,6 +114,7 @@ def make_plan(study_file: str, settings: dict[str, Setting], cores: int) -> Plan
         url=url,
         settings=settings,
         existing=existing,
+        pruner=make_pruner(values["pruner"], values["pruner_option"]),
     )
     if existing is not None:
         check_same(plan, existing)
