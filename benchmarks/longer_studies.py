@@ -17,6 +17,6 @@ class LongerDigitsCNN(DigitsCNN):
 
 
 class LongerCharGPT(CharGPT):
-    """`char_gpt` for 6 epochs in place of 2."""
+    """`char_gpt` for 4 epochs in place of 2."""
 
-    epochs = 6
+    epochs = 4
