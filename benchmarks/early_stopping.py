@@ -1,19 +1,19 @@
 """Early stopping against training everything: the front that is found, and the epochs that it takes.
 
-Records real learning curves once: studies of 30 trials through `tuner run`, on workloads with more
-epochs than usual (longer_studies.py), two seeds each, nothing stopped. Then replays the product's
-own rules on them: 30 of a workload's configurations in an order drawn by a seed, one at a time, each
-stopped where its limits say so. No learning rate follows a schedule, so that the first epochs of a
-recorded trial are the whole of a shorter one: each workload is replayed at several lengths.
+Records real learning curves once: a study of 30 trials per workload through `tuner run`, with more
+epochs than usual (longer_studies.py), nothing stopped. Then replays the product's own rules on them:
+the trials in an order drawn by a seed, one at a time, each stopped where its limits say so. No
+learning rate follows a schedule, so that the first epochs of a recorded trial are the whole of a
+shorter one: each workload is replayed at several lengths.
 
-What a replay does not see: a sampler that learns from stopped trials.
+What a replay does not see: a sampler that learns from stopped trials, and so draws others.
 
 Counted are epochs, and the hypervolume of the front of finished trials (objective against measured
 peak; the reference point is the worst objective and the largest peak of all that finish) as a share of
 the hypervolume that the same trials give when none is stopped; moocore computes it.
 
-Run as: python benchmarks/early_stopping.py [--record FOLDER] [--json FILE]
-Without --record, the curves in docs/measurements/early_stopping.json are replayed again.
+Run as: python benchmarks/early_stopping.py [--record FOLDER | --studies FOLDER] [--json FILE]
+By default the curves in docs/measurements/early_stopping.json are replayed again.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ from tuner.store.opening import reading
 
 STUDIES = Path(__file__).with_name("longer_studies.py")
 RECORDED = Path(__file__).parents[1] / "docs" / "measurements" / "early_stopping.json"
-WORKLOADS = {"digits_cnn": ("LongerDigitsCNN", (3, 6, 9)), "char_gpt": ("LongerCharGPT", (2, 4, 6))}
-RECORDING_SEEDS = (1, 2)
+WORKLOADS = {"digits_cnn": ("LongerDigitsCNN", (3, 6, 9)), "char_gpt": ("LongerCharGPT", (2, 3, 4))}
 TRIALS = 30
 SEEDS = range(10)
 EPOCHS_TARGET, FRONT_TARGET = 0.6, 0.99
@@ -77,18 +76,17 @@ class Replayed:
     stopped: float
 
 
-def record(folder: Path, workload: str, seed: int) -> list[Recorded]:
-    """Train a study to its end, or go on with it; return its completed trials.
+def record(folder: Path, workload: str) -> None:
+    """Train a study to its end in a folder, or go on with the one that is there.
 
     Raises:
         CalledProcessError: The command fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-P", "-m", "tuner", "run", f"{STUDIES}:{WORKLOADS[workload][0]}"]
-    command += ["--jobs", "1", "--threads", "1", "--seed", str(seed), "--trials", str(TRIALS)]
+    command += ["--jobs", "1", "--threads", "1", "--seed", "1", "--trials", str(TRIALS)]
     kept = {key: value for key, value in os.environ.items() if not key.startswith("TUNER_")}
     subprocess.run([*command, "--keep-checkpoints", "none"], cwd=folder, env=kept, check=True)
-    return read(folder)
 
 
 def read(folder: Path) -> list[Recorded]:
@@ -137,14 +135,9 @@ def hypervolume(found: Sequence[Recorded], among: Sequence[Recorded], epochs: in
 
 def compare(trials: Sequence[Recorded], name: str, options: dict[str, str], epochs: int) -> dict[str, Any]:
     """Return the medians over the orders of arrival."""
-    runs = [
-        replay(
-            random.Random(seed).sample(list(trials), min(TRIALS, len(trials))),
-            make_pruner(name, options),
-            epochs,
-        )
-        for seed in SEEDS
-    ]
+    pruner = make_pruner(name, options)
+    orders = [random.Random(seed).sample(list(trials), len(trials)) for seed in SEEDS]
+    runs = [replay(order, pruner, epochs) for order in orders]
     shares = {key: [asdict(run)[key] for run in runs] for key in ("epochs", "front", "stopped")}
     return {
         "pruner": " ".join([name, *(f"{key}={value}" for key, value in options.items())]),
@@ -156,53 +149,54 @@ def compare(trials: Sequence[Recorded], name: str, options: dict[str, str], epoc
     }
 
 
+def known_curves(record_in: Path | None, studies_in: Path | None) -> dict[str, list[Recorded]]:
+    """Return the curves of each workload: trained now, read from folders, or as they were kept."""
+    folder = record_in or studies_in
+    if folder is None:
+        kept = json.loads(RECORDED.read_text(encoding="utf-8"))["curves"]
+        return {
+            name: [Recorded(**{**trial, "losses": tuple(trial["losses"])}) for trial in trials]
+            for name, trials in kept.items()
+        }
+    if record_in is not None:
+        for name in WORKLOADS:
+            record(record_in / name, name)
+    return {name: read(folder / name) for name in WORKLOADS}
+
+
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    """Print a line per workload, length and rule."""
+    print(
+        f"{'workload':<11} {'epochs':>6} {'pruner':<24} {'of epochs':>9} {'of front':>9} {'least':>6} stopped"
+    )
+    for row in rows:
+        met = row["epochs_share"] <= EPOCHS_TARGET and row["front_share"] >= FRONT_TARGET
+        print(
+            f"{row['workload']:<11} {row['epochs']:>6} {row['pruner']:<24} {row['epochs_share']:>9.1%} "
+            f"{row['front_share']:>9.2%} {row['front_share_least']:>6.1%} {row['stopped_share']:>7.0%}"
+            f"{' *' if met else ''}"
+        )
+    print(f"* at most {EPOCHS_TARGET:.0%} of the epochs and at least {FRONT_TARGET:.0%} of the hypervolume")
+
+
 def main() -> None:
     """Record where asked to, replay, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--record", type=Path, help="train; a folder that holds studies goes on with them")
+    parser.add_argument("--record", type=Path, help="train studies in this folder, or go on with them")
+    parser.add_argument("--studies", type=Path, help="read the studies that were trained in this folder")
     parser.add_argument("--json", type=Path, help="where the result and the curves are written")
     arguments = parser.parse_args()
-    if arguments.record is None:
-        kept = json.loads(RECORDED.read_text(encoding="utf-8"))["curves"]
-        curves = {
-            name: [
-                Recorded(trial["needs_bytes"], trial["peak_bytes"], tuple(trial["losses"]))
-                for trial in trials
-            ]
-            for name, trials in kept.items()
-        }
-    else:
-        curves = {
-            name: [
-                trial
-                for seed in RECORDING_SEEDS
-                for trial in record(arguments.record / f"{name}-{seed}", name, seed)
-            ]
-            for name in WORKLOADS
-        }
+    curves = known_curves(arguments.record, arguments.studies)
     rows = [
         {"workload": workload, "configurations": len(trials), **compare(trials, name, options, epochs)}
         for workload, trials in curves.items()
         for epochs in WORKLOADS[workload][1]
         for name, options in PRUNERS
     ]
-    print(
-        f"{'workload':<12} {'epochs':>6} {'pruner':<28} {'of epochs':>9} {'of front':>9} {'least':>7} {'stopped':>8}"
-    )
-    for row in rows:
-        met = row["epochs_share"] <= EPOCHS_TARGET and row["front_share"] >= FRONT_TARGET
-        print(
-            f"{row['workload']:<12} {row['epochs']:>6} {row['pruner']:<28} {row['epochs_share']:>9.1%} "
-            f"{row['front_share']:>9.2%} {row['front_share_least']:>7.1%} {row['stopped_share']:>8.0%}"
-            f"{' *' if met else ''}"
-        )
-    print(f"* at most {EPOCHS_TARGET:.0%} of the epochs and at least {FRONT_TARGET:.0%} of the hypervolume")
+    print_table(rows)
     if arguments.json is not None:
-        result = {
-            "rows": rows,
-            "curves": {name: [asdict(t) for t in trials] for name, trials in curves.items()},
-        }
-        arguments.json.write_text(json.dumps(result) + "\n", encoding="utf-8")
+        kept = {name: [asdict(trial) for trial in trials] for name, trials in curves.items()}
+        arguments.json.write_text(json.dumps({"rows": rows, "curves": kept}) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
