@@ -46,6 +46,14 @@ def test_a_trial_that_is_done_is_not_stopped_any_more(tmp_path: Path) -> None:
     assert len(result.epochs) == 4
 
 
+def test_neither_is_one_whose_patience_is_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its epochs are all as good as the first: the second is its last."""
+    monkeypatch.setenv("CURVES_PATIENCE", "1")
+    result = run(tmp_path, {2: 0.9})
+    assert result.outcome is Outcome.COMPLETED
+    assert len(result.epochs) == 2
+
+
 def test_a_trial_without_a_number_is_below_any_limit(tmp_path: Path) -> None:
     result = run(tmp_path, {2: -9.0}, silent=3)
     assert result.outcome is Outcome.PRUNED_METRIC

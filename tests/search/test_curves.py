@@ -23,6 +23,7 @@ from tuner.search.loop import StudyLoop
 from tuner.search.optuna_study import REPEATS
 from tuner.search.pruning import AshaPruner, MedianPruner, Pruner
 from tuner.search.session import Session
+from tuner.store.rows import TrialRecord
 from tuner.units import MIB
 
 EPOCHS = 4
@@ -242,6 +243,50 @@ def test_trials_of_other_drivers_count(
             wait_until(lambda: watcher.trials)
             run.result(20)
     assert watcher.trials[0].result.outcome is Outcome.PRUNED_METRIC
+
+
+def test_a_study_with_stopped_trials_goes_on_to_be_sampled(sqlite_url: str, tmp_path: Path) -> None:
+    """Case D24: pruned trials without values, two objectives, and a sampler past its random phase.
+
+    What is stopped has a constraint, what is not launched its prediction, and the front holds
+    complete trials alone.
+    """
+    workload = Curious()
+    with session_on(sqlite_url, tmp_path, workload=workload, pruner=AshaPruner(2), seed=4) as session:
+        drive(session, 40)
+        trials = {trial.number: trial for trial in session.reader.trials(session.study.id)}
+        front = session.reader.front(session.study.id)
+    told = {trial.number: trial for trial in optuna_trials(sqlite_url)}
+    counts = {outcome: [n for n, t in trials.items() if t.outcome == outcome] for outcome in KINDS}
+    assert len(counts["completed"]) > 10  # of which the sampler learns
+    assert len(counts["pruned_metric"]) > 5
+    assert len(counts["pruned_memory"]) > 0
+    for number in counts["pruned_metric"] + counts["pruned_memory"]:
+        assert told[number].state is TrialState.PRUNED
+        over = told[number].constraints["memory"] > 0
+        assert over is (trials[number].outcome == "pruned_memory")
+        assert trials[number].predicted_bytes
+    completed = [trials[number] for number in counts["completed"]]
+    assert [trial.number for trial in front] == _front(completed)
+
+
+KINDS = ("completed", "pruned_metric", "pruned_memory")
+
+
+def _front(trials: list[TrialRecord]) -> list[int]:
+    """Return the numbers of the trials that no other is as good as in both and better in one."""
+
+    def beaten(trial: TrialRecord) -> bool:
+        value, peak = trial.value or 0.0, trial.peak_bytes or 0
+        return any(
+            (t.value or 0.0) >= value
+            and (t.peak_bytes or 0) <= peak
+            and (t.value, t.peak_bytes) != (value, peak)
+            for t in trials
+        )
+
+    kept = [trial for trial in trials if not beaten(trial)]
+    return [trial.number for trial in sorted(kept, key=lambda t: (t.peak_bytes or 0, t.number))]
 
 
 def test_an_audit_is_never_stopped(sqlite_url: str, tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """A workload whose learning curves are given: `skill` is what it comes to, half the way with each epoch.
 
-Its parameters are `width` MiB, so that memory differs; `nothing` reports no number in the first epochs.
+Its parameters take `width` MiB. The first `silent` epochs give no number; none of the others is better
+than the first where `CURVES_PATIENCE` says how many such epochs end a trial.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ class Curves(Workload):
     objective = Maximize("score")
     default_budget = "2GiB"
     epochs = 4
+    patience = int(os.environ["CURVES_PATIENCE"]) if "CURVES_PATIENCE" in os.environ else None
 
     def suggest(self, trial: Any) -> dict[str, Any]:
         skill = (
@@ -40,7 +43,8 @@ class Curves(Workload):
     def eval_step(self, state: Any, batch: Any) -> dict[str, Any]:
         if state["epoch"] <= state["silent"]:
             return {"score": torch.tensor(float("nan"))}
-        return {"score": torch.tensor(state["skill"] * (1 - 0.5 ** state["epoch"]))}
+        epoch = state["epoch"] if self.patience is None else 1
+        return {"score": torch.tensor(state["skill"] * (1 - 0.5**epoch))}
 
     def loaders(self, params: dict[str, Any]) -> Loaders:
         return Loaders([torch.zeros(1, 512)], [torch.zeros(1, 512)])

@@ -108,7 +108,7 @@ class Run:
     def _below_limit(self) -> StopRequest | None:
         """Return that the trial shall end since others did better by this epoch, if so."""
         epoch, workload = len(self.epochs), self.workload
-        if workload.own_fit is None and epoch >= workload.epochs:
+        if workload.own_fit is None and (epoch >= workload.epochs or self.is_stale()):
             return None  # it is done: nothing would be saved, and its value is worth more complete
         limits = self._folder.read_limits()
         if limits is None:
