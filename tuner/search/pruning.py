@@ -12,9 +12,9 @@ trial is compared with every other, as Optuna does.
 | `asha` | at epochs 1, 3, 9, …: the best third of the trials that came so far, itself included |
 
 These are Optuna's `MedianPruner`, `PercentilePruner` and `SuccessiveHalvingPruner`, on the best so
-far on both sides: what a trial is worth is its best epoch. Each names a value that some trial has
-reached, so that whoever is not worse than all it is compared with is never stopped, nor is the
-smallest.
+far on both sides: what a trial is worth is its best epoch. None asks for more than the best of those
+that a trial is compared with has reached: what is not worse than all of them is never stopped, nor
+is what is compared with nobody, the smallest.
 
 What they do not see: that a curve is late and will cross others. `warmup_epochs` is for that.
 """
