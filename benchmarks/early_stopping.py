@@ -43,7 +43,7 @@ WORKLOADS = {"digits_cnn": ("LongerDigitsCNN", (3, 6, 9)), "char_gpt": ("LongerC
 TRIALS = 30
 SEEDS = range(10)
 EPOCHS_TARGET, FRONT_TARGET = 0.6, 0.99
-# The last stops whatever any finished trial beats: no rule with these comparisons uses fewer epochs.
+# The last stops whatever any finished trial beats, to show what there is to save.
 PRUNERS: tuple[tuple[str, dict[str, str]], ...] = (
     ("none", {}),
     ("median", {}),

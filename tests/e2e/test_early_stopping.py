@@ -45,7 +45,7 @@ def test_poor_trials_end_at_their_first_epoch_and_again_so(tuner: Tuner, tmp_pat
 def test_a_pruner_that_is_none_is_refused_before_anything_is_written(tuner: Tuner, tmp_path: Path) -> None:
     for flags, words in (
         (["--pruner", "best"], "known: none, median, percentile, asha"),
-        (["--pruner", "asha", "--pruner-option", "eta=3"], "reduction_factor=3"),
+        (["--pruner", "asha", "--pruner-option", "eta=3"], "reduction_factor=5"),
         (["--pruner", "asha", "--pruner-option", "reduction_factor"], "name=value"),
         (["--pruner-option", "percentile=3"], "choose one with --pruner"),
     ):

@@ -197,7 +197,7 @@ def test_the_reason_is_a_sentence_with_both_figures() -> None:
     losses = limits_for(PercentilePruner(startup_trials=0), 1, ended, maximize=False, by_memory=True)
     reason = losses.reason_to_stop(1, None)
     assert reason == "epoch 1: no number yet, above the best 25 % (0.5) of 3 trials that need no more memory"
-    asha = limits_for(AshaPruner(), 1, ended, maximize=True, by_memory=False)
+    asha = limits_for(AshaPruner(reduction_factor=3), 1, ended, maximize=True, by_memory=False)
     assert asha.reason_to_stop(3, 0.71) == "epoch 3: 0.71, below the best 1 (0.74) of 3 trials"
     assert sorted(asha.by_epoch) == [1, 3]
 

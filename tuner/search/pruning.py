@@ -9,7 +9,7 @@ trial is compared with every other, as Optuna does.
 | `none` | anything |
 | `median` | the median of finished trials |
 | `percentile` | the best `percentile` per cent of finished trials |
-| `asha` | at epochs 1, 3, 9, …: the best third of the trials that came so far, itself included |
+| `asha` | at epochs 1, 5, 25, …: the best fifth of the trials that came so far, itself included |
 
 These are Optuna's `MedianPruner`, `PercentilePruner` and `SuccessiveHalvingPruner`, on the best so
 far on both sides: what a trial is worth is its best epoch. None asks for more than the best of those
@@ -151,12 +151,12 @@ class AshaPruner:
     """
 
     name: ClassVar[str] = "asha"
-    reduction_factor: int = 3
+    reduction_factor: int = 5  # keeps 99 % of the front in 60 % of 3 epochs, see docs/early-stopping.md
     min_epochs: int = 1
     startup_trials: int = 0
 
     def limit(self, epoch: int, others: Sequence[Curve], *, maximize: bool) -> Limit | None:
-        """Return what the best third had reached, at a rung."""
+        """Return what the trials that go on from a rung had reached there."""
         if not self._is_rung(epoch):
             return None
         values = sorted(_values_at(epoch, others), reverse=maximize)
