@@ -45,6 +45,7 @@ bench: $(READY)  ## Run the benchmarks
 	$(BIN)/python benchmarks/prediction_speed.py --json artifacts/prediction_speed.json
 	PYTHONPATH=. $(BIN)/python benchmarks/throughput.py --json artifacts/throughput.json
 	PYTHONPATH=. $(BIN)/python benchmarks/many_writers.py --json artifacts/many_writers.json
+	PYTHONPATH=. $(BIN)/python benchmarks/early_stopping.py --json artifacts/early_stopping.json
 
 soak: $(READY)  ## Run 1,000 trials while children, drivers and the database are killed (half an hour)
 	PYTHONPATH=. $(BIN)/python benchmarks/soak.py --json artifacts/soak.json

@@ -67,6 +67,31 @@ def test_each_setting_is_resolved_on_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert set(settings) == set(SPECS)
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        'pruner_option = "percentile=10, min-trials = 2"',
+        'pruner-option = ["percentile=10", "min_trials=2"]',
+        "pruner_option = { percentile = 10, min_trials = 2 }",
+    ],
+)
+def test_options_may_be_text_a_list_or_a_table(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"percentile": "10", "min_trials": "2"}
+    Path("tuner.toml").write_text(written, encoding="utf-8")
+    assert one("pruner_option") == Setting(wanted, "tuner.toml")
+    monkeypatch.setenv("TUNER_PRUNER_OPTION", "percentile=10,min_trials=2")
+    assert one("pruner_option") == Setting(wanted, "TUNER_PRUNER_OPTION")
+    assert one("pruner_option", pruner_option="min_trials=3").value == {"min_trials": "3"}
+
+
+@pytest.mark.parametrize("text", ["percentile", "percentile=", "=3", "a=1,b"])
+def test_what_is_no_option_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNER_PRUNER_OPTION", text)
+    with pytest.raises(UsageError, match=r"TUNER_PRUNER_OPTION: .* is no option") as caught:
+        one("pruner_option")
+    assert "name=value" in (caught.value.hint or "")
+
+
 def test_a_value_means_the_same_wherever_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     written = 'budget = "700MiB"\ntimeout = "15m"\nsingle = true\naudit = 0.25\nkeep-checkpoints = "all"\n'
     Path("tuner.toml").write_text(written, encoding="utf-8")

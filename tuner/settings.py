@@ -5,7 +5,6 @@ Each value keeps its origin, so that a person can see why a study ran as it did.
 
 from __future__ import annotations
 
-import json
 import os
 import tomllib
 from collections.abc import Callable, Mapping
@@ -81,22 +80,14 @@ def _checkpoints(text: str) -> str:
     return text
 
 
-def _options(text: str) -> dict[str, Any]:
-    """Read `name=value` pairs, separated by commas; a value is JSON where it can be, else text.
-
-    Raises:
-        UsageError: A pair has no `=`.
-    """
-    found: dict[str, Any] = {}
-    for pair in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, value = pair.partition("=")
-        if not equals or not name.strip():
-            raise UsageError(f"an option is name=value, not '{pair}'", hint="for example: n_ei_candidates=48")
-        try:
-            found[name.strip()] = json.loads(value)
-        except ValueError:
-            found[name.strip()] = value.strip()
-    return found
+def _options(text: str) -> dict[str, str]:
+    options = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not name or not equals or not value:
+            raise UsageError(f"'{part}' is no option", hint="an option is written as name=value")
+        options[name.replace("-", "_")] = value
+    return options
 
 
 SPECS: dict[str, _Spec] = {
@@ -121,6 +112,8 @@ SPECS: dict[str, _Spec] = {
     "threads": _Spec(_whole, None, "intra-op threads per trial; by default all cores"),
     "audit": _Spec(_share, 0.0, "share of the pruned configurations to launch all the same"),
     "keep_checkpoints": _Spec(_checkpoints, "front", "which weights to keep: front, all, none"),
+    "pruner": _Spec(str, "none", "when trials are stopped early: none, median, percentile, asha"),
+    "pruner_option": _Spec(_options, {}, "options of the pruner: name=value,name=value"),
     "port": _Spec(_whole, 8501, "port of the app"),
 }
 
@@ -156,9 +149,16 @@ def _parsed(spec: _Spec, value: Any) -> Any:
 
 def _named(spec: _Spec, value: Any, place: str) -> Any:
     try:
-        return spec.parse(str(value))
+        return spec.parse(_as_text(value))
     except UsageError as error:
         raise UsageError(f"{place}: {error.message}", hint=error.hint) from None
+
+
+def _as_text(value: Any) -> str:
+    """Return a value from a file as a flag would have it; options may be a list or a table."""
+    if isinstance(value, dict):
+        return ",".join(f"{name}={option}" for name, option in value.items())
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _file_settings() -> tuple[dict[str, Any], str]:

@@ -24,6 +24,7 @@ from tuner.search.events import Ended, Goal, Launched, Stopper
 from tuner.search.loop import StudyLoop
 from tuner.search.optuna_study import OptunaStudy
 from tuner.search.plan import Plan
+from tuner.search.pruning import NO_PRUNER, Pruner
 from tuner.search.recover import recover
 from tuner.search.sampling.history import remember
 from tuner.search.session import Outages, Session
@@ -234,6 +235,7 @@ def session_on(
     jobs: int = 1,
     pool_bytes: int | None = None,
     sampler: str = "tpe",
+    pruner: Pruner = NO_PRUNER,
 ) -> Iterator[Session]:
     """Open a study called `widths` as `tuner run` would."""
     url = parse_url(url_text)
@@ -255,6 +257,7 @@ def session_on(
         runs_dir=folder / "runs",
         url=url,
         settings=resolve({}, ["trials"]),
+        pruner=pruner,
     )
     new = NewStudy(
         name="widths",

@@ -40,6 +40,11 @@ def format_option(function: Decorated) -> Decorated:
     )(function)
 
 
+def joined(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> str | None:
+    """Return the values of a repeated option as the settings take them; None where it was not given."""
+    return ",".join(values) or None
+
+
 def storage_url(storage: str | None) -> URL:
     """Return the database that the flag or the settings name."""
     from tuner.store.engine import parse_url

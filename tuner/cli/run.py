@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli.options import storage_option
+from tuner.cli.options import joined, storage_option
 from tuner.errors import Interrupted
 from tuner.settings import resolve
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     "  [default: memory-aware; with --single tpe]",
 )
 @click.option(
-    "--sampler-option", metavar="K=V", multiple=True, help="An option of the sampler; may be repeated."
+    "--sampler-option", metavar="K=V", multiple=True, callback=joined, help="Set an option of it; repeatable."
 )
 @click.option(
     "--enqueue", metavar="FILE", help="JSON list of configurations, or parts of them, to try first."
@@ -67,6 +67,10 @@ if TYPE_CHECKING:
 @click.option("--runs-dir", metavar="DIR", help="Where run folders go  [default: tuner-runs]")
 @click.option(
     "--keep-checkpoints", metavar="WHICH", help="Weights to keep: front, all or none  [default: front]"
+)
+@click.option("--pruner", metavar="NAME", help="Stop poor trials early: none, median, percentile or asha.")
+@click.option(
+    "--pruner-option", metavar="K=V", multiple=True, callback=joined, help="Set an option of it; repeatable."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line per event instead of progress.")
 def command(study: str, as_json: bool, enqueue: str | None, **flags: Any) -> None:
@@ -92,7 +96,6 @@ def command(study: str, as_json: bool, enqueue: str | None, **flags: Any) -> Non
     from tuner.search.plan import make_plan
     from tuner.store.file_systems import unsuitable_file_system
 
-    flags["sampler_option"] = ",".join(flags["sampler_option"]) or None
     settings = resolve(flags)
     value = {name: setting.value for name, setting in settings.items()}
     plan = make_plan(study, settings, visible_threads(), None if enqueue is None else Path(enqueue))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.execution.run_folder import RunFolder, StopRequest
 from tuner.measure.meters import Meter
 from tuner.measure.timeline import EVENT as TIMELINE
-from tuner.records import EpochMetrics
+from tuner.records import EpochMetrics, Outcome
 from tuner.steps import batches_in, eval_once, modules_in, set_training, to_device, train_once
 from tuner.workload import Loaders, Workload
 
@@ -75,7 +75,7 @@ class Run:
 
         Raises:
             KeyError: The objective's metric is not among them.
-            StopRequested: The driver asked the trial to stop.
+            StopRequested: The driver asked the trial to stop, or it is below its limit.
         """
         objective = self.workload.objective
         if objective.metric not in metrics:
@@ -101,9 +101,21 @@ class Run:
         if not math.isnan(value) and objective.better(value, best):
             self.best_epoch = epoch
             self._keep_weights()
-        request = self._folder.stop_request()
+        request = self._folder.stop_request() or self._below_limit()
         if request is not None:
             raise StopRequested(request)
+
+    def _below_limit(self) -> StopRequest | None:
+        """Return that the trial shall end since others did better by this epoch, if so."""
+        epoch, workload = len(self.epochs), self.workload
+        if workload.own_fit is None and (epoch >= workload.epochs or self.is_stale()):
+            return None  # it is done: nothing would be saved, and its value is worth more complete
+        limits = self._folder.read_limits()
+        if limits is None:
+            return None
+        best = None if self.best_epoch is None else self.best_epoch.metrics[workload.objective.metric]
+        reason = limits.reason_to_stop(epoch, best)
+        return None if reason is None else StopRequest(Outcome.PRUNED_METRIC, reason)
 
     def is_stale(self) -> bool:
         """Whether the objective has not improved for `patience` epochs."""

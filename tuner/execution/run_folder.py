@@ -5,6 +5,7 @@
     report.json     worker → driver, at the end; written aside and renamed
     result.json     what the driver made of it, before it is recorded in the database
     stop            driver → worker: as what to end, and why; looked for at each report
+    limits.json     driver → worker: what to have reached by which epoch; looked for at each report
     log.txt         what the child printed
     best.pt         weights of the best epoch
 
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tuner.execution.json_files import damage_told, read_fields, write_json
+from tuner.execution.limits import Limits
 from tuner.records import Outcome, Owner, TrialResult
 
 VERSION = 1
@@ -196,6 +198,24 @@ class RunFolder:
         except FileNotFoundError:
             return None
         return StopRequest(Outcome(fields["outcome"]), fields["reason"])
+
+    def write_limits(self, limits: Limits) -> None:
+        """Write what the worker shall have reached by which epoch; the latest counts."""
+        write_json(self.path / "limits.json", {"version": VERSION, **limits.to_json()})
+
+    def read_limits(self) -> Limits | None:
+        """Return what the worker shall have reached by which epoch; None where nothing can be read.
+
+        Early stopping saves time: that it cannot be done is no reason for a trial to end.
+        """
+        try:
+            fields = read_fields(self.path / "limits.json")
+            if fields.pop("version", None) != VERSION:
+                return None
+            with damage_told(self.path / "limits.json"):
+                return Limits.from_json(fields)
+        except (OSError, ValueError):
+            return None
 
     def _read(self, name: str) -> TrialResult | None:
         try:

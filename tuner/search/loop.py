@@ -22,6 +22,7 @@ from tuner.scheduling.ledger import Admission, Ledger
 from tuner.scheduling.packing import Wish
 from tuner.search.asking import Asker, Cancelled, Proposal
 from tuner.search.calibrations import Calibrations
+from tuner.search.curves import Curves
 from tuner.search.environment import given_context_bytes
 from tuner.search.events import Goal, Launched, Observer, Stopper
 from tuner.search.flight import Flight
@@ -60,6 +61,7 @@ class StudyLoop:
         self._context_bytes = given_context_bytes(session.study, target)
         self._tally = Tally(session, goal, observer)
         self._asked: tuple[Slot, Future[Proposal]] | None = None
+        self._curves = Curves(session)
         self._flights: list[Flight] = []
         self._started = time.monotonic()
         self._no_slot_until = 0.0
@@ -125,6 +127,7 @@ class StudyLoop:
             if self._asked is not None and self._ends():
                 self._asker.cancel()
             moved = [self._advance(flight) for flight in list(self._flights)]
+            self._curves.renew(self._flights)
             if self._asked is not None and self._asked[1].done():
                 self._answered()
             elif self._may_ask():
@@ -224,6 +227,7 @@ class StudyLoop:
                 attempt=flight.attempt,
             )
         )
+        self._curves.begin(flight, folder)
         flight.folder, flight.started = folder, time.monotonic()
         request = flight.request(session, place, context_bytes=self._context_bytes)
         flight.running = self._launcher.start(folder, request)
@@ -272,6 +276,7 @@ class StudyLoop:
             late = f"trial {flight.number} had been given up for lost; its result is kept beside it"
             self._observer.note(late)
             return
+        self._curves.end(flight, result)
         self._error = self._error or self._tally.count(flight, result)
         self._observer.ended(flight.ended(result))
 

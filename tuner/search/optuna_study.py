@@ -152,11 +152,14 @@ class OptunaStudy:
         """Return after how many trials TPE begins.
 
         TPE counts pruned trials into its random phase, which would end it with little known that
-        fits: the phase is longer by them. Once it is over, more pruned trials make no difference.
+        fits: the phase is longer by those that did not fit. Once it is over, more of them make no
+        difference. Trials that were stopped early count as any other: they fitted.
         """
-        states = [trial.state for trial in self._study.get_trials(deepcopy=False)]
-        random_trials = _RANDOM_TRIALS + states.count(TrialState.PRUNED)
-        if states.count(TrialState.COMPLETE) >= _RANDOM_TRIALS:
+        told = (TrialState.COMPLETE, TrialState.PRUNED)
+        trials = self._study.get_trials(deepcopy=False, states=told)
+        too_large = sum(trial.constraints.get(MEMORY, 0.0) > 0 for trial in trials)
+        random_trials = _RANDOM_TRIALS + too_large
+        if len(trials) - too_large >= _RANDOM_TRIALS:
             self._random_trials = random_trials
         return random_trials
 

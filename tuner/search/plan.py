@@ -15,7 +15,9 @@ from typing import Any
 from tuner.errors import UsageError
 from tuner.scheduling.devices import Place, check_budget, choose_places
 from tuner.search.known_points import Space, read_queue
-from tuner.search.sampling.samplers import DEFAULT, check_sampler
+from tuner.search.pruner_options import make_pruner
+from tuner.search.pruning import NO_PRUNER, Pruner
+from tuner.search.sampling.samplers import DEFAULT, check_sampler, typed
 from tuner.settings import Setting
 from tuner.stand_in import check_memory_free
 from tuner.store import migrations
@@ -43,6 +45,7 @@ class Plan:
         sampler_options: Its options.
         warm_start: Name of a study to learn from, or None.
         queue: Configurations to try first, each a part of one or a whole.
+        pruner: When a trial is stopped early.
     """
 
     loaded: LoadedWorkload
@@ -67,6 +70,8 @@ class Plan:
     def space(self) -> Space:
         """What the workload's `suggest` asks for."""
         return Space.of(self.loaded.workload)
+
+    pruner: Pruner = NO_PRUNER
 
     @property
     def place(self) -> Place:
@@ -106,7 +111,8 @@ def make_plan(study_file: str, settings: dict[str, Setting], cores: int, queue: 
             hint="give a --pool of at least the --budget, which is what one trial may take",
         )
     sampler = values["sampler"] or DEFAULT
-    check_sampler(sampler, values["sampler_option"], single=values["single"])
+    sampler_options = typed(values["sampler_option"])
+    check_sampler(sampler, sampler_options, single=values["single"])
     check_memory_free(loaded.workload)  # and a space that cannot be drawn from is found now
     jobs, threads = jobs_and_threads(
         places[0].kind,
@@ -130,9 +136,10 @@ def make_plan(study_file: str, settings: dict[str, Setting], cores: int, queue: 
         settings=settings,
         existing=existing,
         sampler=sampler,
-        sampler_options=values["sampler_option"],
+        sampler_options=sampler_options,
         warm_start=values["warm_start"],
         queue=tuple(read_queue(queue, Space.of(loaded.workload))) if queue is not None else (),
+        pruner=make_pruner(values["pruner"], values["pruner_option"]),
     )
     if existing is not None:
         check_same(plan, existing)

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, select, text
 
 from tuner.errors import UsageError
-from tuner.records import Prediction
+from tuner.records import Outcome, Prediction
 from tuner.store import schema
 from tuner.store.drivers import driver_of, living_drivers
-from tuner.store.rows import DriverRecord, MetricRecord, StudyRecord, TrialRecord, from_storable
+from tuner.store.rows import (
+    CurveRecord,
+    DriverRecord,
+    MetricRecord,
+    StudyRecord,
+    TrialRecord,
+    from_storable,
+    metric_name,
+)
 from tuner.store.transactions import Transactional, in_utc, snapshot
 
 _OF_ONE_TRIAL = ("prediction", "timeline", "late_result")  # too large to be read for every trial of a study
 _TRIAL_FIELDS = [f.name for f in dataclasses.fields(TrialRecord) if f.name not in _OF_ONE_TRIAL]
 _METRIC_FIELDS = [f.name for f in dataclasses.fields(MetricRecord)]
+_TRIALS_AT_ONCE = 500  # in one query, well below the number of values that a statement may hold
 _STUDY_FIELDS = [f.name for f in dataclasses.fields(StudyRecord)]
 
 
@@ -92,6 +103,40 @@ class Reader(Transactional):
             MetricRecord(**{name: getattr(row, name) for name in _METRIC_FIELDS})
             for row in connection.execute(query)
         ]
+
+    @snapshot
+    def curves(
+        self, connection: Connection, study_id: int, metric: str, known: Collection[int] = ()
+    ) -> list[CurveRecord]:
+        """Return the learning curves of the trials that were trained to their end or stopped early.
+
+        Those whose ids are `known` are left out.
+        """
+        trial, of_metric = schema.trial.c, schema.metric.c
+        ended = trial.outcome.in_([Outcome.COMPLETED, Outcome.PRUNED_METRIC])
+        ids = connection.scalars(select(trial.id).where(trial.study_id == study_id, ended))
+        wanted = sorted(set(ids) - set(known))
+        curves = []
+        for start in range(0, len(wanted), _TRIALS_AT_ONCE):
+            query = (
+                select(trial.id, trial.outcome, trial.predicted_bytes, trial.peak_bytes, of_metric.value)
+                .join_from(schema.trial, schema.metric)
+                .where(trial.id.in_(wanted[start : start + _TRIALS_AT_ONCE]))
+                .where(of_metric.name == metric_name(metric))
+                .order_by(trial.id, of_metric.epoch)
+            )
+            for trial_id, rows in itertools.groupby(connection.execute(query), key=lambda row: row.id):
+                epochs = list(rows)
+                curves.append(
+                    CurveRecord(
+                        trial_id=trial_id,
+                        outcome=epochs[0].outcome,
+                        predicted_bytes=epochs[0].predicted_bytes,
+                        peak_bytes=epochs[0].peak_bytes,
+                        values=tuple(math.nan if row.value is None else row.value for row in epochs),
+                    )
+                )
+        return curves
 
     @snapshot
     def driver(self, connection: Connection, driver_id: int) -> DriverRecord | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from datetime import datetime
@@ -151,6 +152,25 @@ class MetricRecord(Record):
     epoch_reserved_bytes: int | None = None
 
 
+@dataclass(frozen=True)
+class CurveRecord(Record):
+    """One trial's learning curve.
+
+    Attributes:
+        trial_id: The trial's row.
+        outcome: What became of it.
+        predicted_bytes, peak_bytes: Its device bytes, as predicted and as measured.
+        values: One metric at the end of each epoch, from the first; NaN where it was no number.
+    """
+
+    trial_id: int
+    outcome: str
+    predicted_bytes: int | None
+    peak_bytes: int | None
+    values: tuple[float, ...]
+
+
+_METRIC_NAME_LIMIT = 255
 _NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
@@ -173,6 +193,14 @@ def to_storable(value: Any) -> Any:
 def storable_text(text: str) -> str:
     """Return a text that both databases hold: no lone surrogates, no NUL."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+def metric_name(name: str) -> str:
+    """Return a name that fits its column: a long one is cut, and stays unique."""
+    name = storable_text(name)
+    if len(name) <= _METRIC_NAME_LIMIT:
+        return name
+    return f"{name[: _METRIC_NAME_LIMIT - 9]}…{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def from_storable(value: Any) -> Any:

@@ -7,7 +7,6 @@ twice is recorded once.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -21,10 +20,8 @@ from tuner.records import Prediction, TrialResult
 from tuner.store import schema
 from tuner.store.drivers import require_idle, require_living
 from tuner.store.rejections import add_rejections
-from tuner.store.rows import NewRejection, NewStudy, storable_text, to_storable
+from tuner.store.rows import NewRejection, NewStudy, metric_name, storable_text, to_storable
 from tuner.store.transactions import Transactional, transaction
-
-_METRIC_NAME_LIMIT = 255
 
 
 class Writer(Transactional):
@@ -248,7 +245,7 @@ def _add_metrics(connection: Connection, trial_id: int, result: TrialResult) -> 
         {
             "trial_id": trial_id,
             "epoch": epoch.epoch,
-            "name": _metric_name(name),
+            "name": metric_name(name),
             "value": None if math.isnan(value) else float(value),
             "seconds": epoch.seconds,
             "peak_bytes": epoch.peak_bytes,
@@ -261,14 +258,6 @@ def _add_metrics(connection: Connection, trial_id: int, result: TrialResult) -> 
     ]
     if rows:
         connection.execute(insert(schema.metric), rows)
-
-
-def _metric_name(name: str) -> str:
-    """Return a name that fits its column: a long one is cut, and stays unique."""
-    name = storable_text(name)
-    if len(name) <= _METRIC_NAME_LIMIT:
-        return name
-    return f"{name[: _METRIC_NAME_LIMIT - 9]}…{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _inserted(connection: Connection, table: Any, values: dict[str, Any]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -93,6 +94,17 @@ def check_sampler(name: str, options: Mapping[str, Any], *, single: bool) -> Non
         build(name, options, seed=0, random_trials=10, parallel=False)
     except (TypeError, ValueError) as error:
         raise UsageError(f"sampler '{name}' refuses its options: {error}") from None
+
+
+def typed(options: Mapping[str, str]) -> dict[str, Any]:
+    """Return options that came as text: JSON where they can be, else text."""
+    found: dict[str, Any] = {}
+    for name, text in options.items():
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
 
 
 def options_of(name: str) -> list[str]:
