@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt
 	    echo "vram-tuner needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -m venv .venv || { \
 	    echo "python3-venv is missing: apt-get install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[studies,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: $(READY)  ## Search the digits study under a budget, print the front
@@ -43,6 +43,7 @@ format: $(READY)  ## Format and fix what can be fixed
 bench: $(READY)  ## Run the benchmarks
 	$(BIN)/python benchmarks/memory_accuracy.py --json artifacts/memory_accuracy.json
 	$(BIN)/python benchmarks/prediction_speed.py --json artifacts/prediction_speed.json
+	PYTHONPATH=. $(BIN)/python benchmarks/search_quality.py --json artifacts/search_quality.json
 	PYTHONPATH=. $(BIN)/python benchmarks/throughput.py --json artifacts/throughput.json
 	PYTHONPATH=. $(BIN)/python benchmarks/many_writers.py --json artifacts/many_writers.json
 	PYTHONPATH=. $(BIN)/python benchmarks/early_stopping.py --json artifacts/early_stopping.json

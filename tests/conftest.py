@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.warm import run_tuner
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "tests" / "workloads" / "tiny.py"
@@ -106,15 +107,7 @@ def tuner(tmp_path: Path) -> Tuner:
     def run(
         *arguments: str, timeout: float = 240, cwd: Path = tmp_path, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-P", "-m", "tuner", *map(str, arguments)],
-            cwd=cwd,
-            env=clean_environment(**environment),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        return run_tuner([*map(str, arguments)], cwd, clean_environment(**environment), timeout)
 
     return run
 

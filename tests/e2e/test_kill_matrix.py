@@ -8,7 +8,6 @@ what they need.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import random
 import shutil
 import signal
@@ -22,9 +21,8 @@ import psycopg
 import pytest
 
 from tests.e2e.killed_study import JOBS, STEPS, STEPS_OF_RECOVERY, TRIALS, Kill, run_study
+from tests.warm import PROCESSES
 
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.e2e.killed_study"])
 MOMENTS = pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 TOLD = {"completed": "COMPLETE", "interrupted": "FAIL", "pruned_memory": "PRUNED", "out_of_memory": "PRUNED"}
 

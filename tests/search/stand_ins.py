@@ -236,6 +236,9 @@ def session_on(
     pool_bytes: int | None = None,
     sampler: str = "tpe",
     pruner: Pruner = NO_PRUNER,
+    name: str = "widths",
+    queue: tuple[dict[str, Any], ...] = (),
+    warm_start: str | None = None,
 ) -> Iterator[Session]:
     """Open a study called `widths` as `tuner run` would."""
     url = parse_url(url_text)
@@ -247,7 +250,7 @@ def session_on(
     plan = Plan(
         loaded=loaded,
         places=(Place("cpu", "a CPU", None, 64 * GIB, 32 * GIB),),
-        name="widths",
+        name=name,
         budget_bytes=BUDGET,
         pool_bytes=pool_bytes,
         jobs=jobs,
@@ -258,9 +261,11 @@ def session_on(
         url=url,
         settings=resolve({}, ["trials"]),
         pruner=pruner,
+        queue=queue,
+        warm_start=warm_start,
     )
     new = NewStudy(
-        name="widths",
+        name=name,
         workload=loaded.identity,
         workload_reference=loaded.reference,
         workload_digest=loaded.digest,
@@ -280,7 +285,7 @@ def session_on(
     with exclusive(engine, "optuna"):
         optuna_study = OptunaStudy(
             url,
-            "widths",
+            name,
             maximize=True,
             single=single,
             seed=seed,
@@ -291,7 +296,7 @@ def session_on(
     predictor = cast("Predictor", FunctionPredictor(allocated))
     session: Session | None = None
     try:
-        study = reader.study("widths")
+        study = reader.study(name)
         session = Session(
             plan=plan,
             study=study,

@@ -20,7 +20,7 @@ def hypervolume(memory: np.ndarray, scores: np.ndarray) -> float:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_expected_gain_is_the_mean_over_draws(seed: int) -> None:
-    """4,000 draws of the score; within five standard errors."""
+    """4,000 draws of the score; within five standard errors, and 0.001 for what no draw reached."""
     rng = np.random.default_rng(seed)
     memory, scores = rng.uniform(1, 12, 9), rng.normal(0.5, 1, 9)
     front = front_of(memory[memory <= BUDGET], scores[memory <= BUDGET])
@@ -33,7 +33,7 @@ def test_the_expected_gain_is_the_mean_over_draws(seed: int) -> None:
         added = [
             hypervolume(np.append(memory, new[index]), np.append(scores, draw)) - before for draw in draws
         ]
-        assert gains[index] == pytest.approx(np.mean(added), abs=5 * np.std(added) / 4000**0.5 + 1e-9)
+        assert gains[index] == pytest.approx(np.mean(added), abs=5 * np.std(added) / 4000**0.5 + 1e-3)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -126,8 +126,13 @@ class MemoryFilter(BaseSampler):
         return found
 
     def _sources(self, drawer: Drawer) -> Iterator[Source]:
-        """Yield where a trial's draws come from, one after the other, each made when it is needed."""
-        if self._scores is not None and Promising.is_ready(drawer):
+        """Yield where a trial's draws come from, one after the other, each made when it is needed.
+
+        A memory-aware search takes turns: every second proposal is the inner sampler's, which looks
+        where the model of scores is wrong.
+        """
+        turn = drawer.trial.number % 2 == 0
+        if self._scores is not None and turn and Promising.is_ready(drawer):
             yield Promising(
                 drawer,
                 self.inner,

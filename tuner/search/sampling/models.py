@@ -25,7 +25,7 @@ _TREES = 32
 _MOST_MEMORY_ROWS = 500  # the latest: a fit stays under 50 ms
 _MOST_SCORE_ROWS = 400
 _REFIT_GROWTH = 1.25  # hyperparameters are fitted anew when there are so many times more scores
-_OUTLIER = 2.0  # interquartile ranges below the median, where a score counts as no worse
+_BELOW = 0.25  # of the range from the reference to the best score, below which a score counts as no worse
 
 
 class MemoryModel:
@@ -49,7 +49,7 @@ class MemoryModel:
 
 
 class ScoreModel:
-    """A Gaussian process (Matérn 5/2, a length scale per column) over encoded configurations.
+    """A Gaussian process (Matérn 5/2, one length scale) over encoded configurations.
 
     The kernel's hyperparameters are fitted when the number of scores has grown by a quarter, from
     the first scores alone: what is expected depends on the trials, not on when it is asked.
@@ -80,11 +80,13 @@ class ScoreModel:
         return np.asarray(mean), np.asarray(deviation)
 
 
-def without_outliers(scores: Floats) -> Floats:
-    """Return scores with those that are far below the median lifted: a model should not learn a crash."""
-    low, middle = np.quantile(scores, [0.25, 0.5])
-    upper = np.quantile(scores, 0.75)
-    return np.asarray(np.maximum(scores, middle - _OUTLIER * max(upper - low, 1e-12)))
+def not_far_below(scores: Floats, worst: float) -> Floats:
+    """Return scores with those that are far below the reference lifted.
+
+    Nothing is gained below the reference, so how far below a crash lies does not matter; a model
+    that had to follow it would see little else.
+    """
+    return np.asarray(np.maximum(scores, worst - _BELOW * max(float(scores.max()) - worst, 1e-12)))
 
 
 def _fitted_with(count: int) -> int:
@@ -100,8 +102,8 @@ def _fit_kernel(rows: Floats, scores: Floats) -> Kernel:
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-    columns = rows.shape[1]
-    kernel = ConstantKernel(1.0, (1e-2, 1e2)) * Matern(np.ones(columns), (1e-1, 1e2), nu=2.5) + WhiteKernel(
+    # One length scale for all columns: with one for each, ten scores would be fitted by chance.
+    kernel = ConstantKernel(1.0, (1e-2, 1e2)) * Matern(1.0, (1e-1, 1e2), nu=2.5) + WhiteKernel(
         1e-2, (1e-5, 1.0)
     )
     process = GaussianProcessRegressor(kernel, normalize_y=True, n_restarts_optimizer=0)

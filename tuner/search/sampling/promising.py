@@ -15,13 +15,14 @@ from optuna.trial import FrozenTrial, TrialState
 from tuner.search.sampling.encoding import Encoder
 from tuner.search.sampling.history import Forecast, History, draw_of
 from tuner.search.sampling.hypervolume import expected_gain, front_of
-from tuner.search.sampling.models import ScoreModel, without_outliers
+from tuner.search.sampling.models import ScoreModel, not_far_below
 from tuner.search.sampling.rehearsal import Draw
 from tuner.search.sampling.sources import Drawer, expected_bytes
 
 Floats = NDArray[np.float64]
 
 SCORES_NEEDED = 8  # completed trials before anything is expected of others
+_FIRST_SCORES = 10
 _INNER, _RANDOM, _NEIGHBOURS = 4, 128, 128
 _CHANGED_SHARE = 0.25  # of a neighbour's values, at least one
 _MOST_TRACED = 6  # fitting draws that are traced before the best of them is taken
@@ -140,7 +141,10 @@ class Promising:
         pending = [draw_of(trial) for trial in running]
         self._encoder = Encoder([*draws, *pending, *pool])
         rows = self._encoder.rows(draws)
-        scores = without_outliers(np.array([_score(self._drawer, trial) for trial in trials]))
+        scores = np.array([_score(self._drawer, trial) for trial in trials])
+        # Of the first ones, which were random: the median of all would rise as the search gets better.
+        self._worst = float(np.median(scores[:_FIRST_SCORES]))
+        scores = not_far_below(scores, self._worst)
         memory = np.array([_memory(trial) for trial in trials])
         self._model.fit(rows, scores)
         if pending:
@@ -153,7 +157,6 @@ class Promising:
             self._model.fit(rows, scores)
         fitting = memory <= self._budget_bytes
         self._front = front_of(memory[fitting], scores[fitting])
-        self._worst = float(np.median(scores[fitting])) if fitting.any() else float(scores.min())
 
     def _gain(self, draw: Draw, memory_bytes: int) -> float:
         mean, deviation = self._expected[draw.key]
