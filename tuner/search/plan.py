@@ -17,7 +17,7 @@ from tuner.scheduling.devices import Place, check_budget, choose_places
 from tuner.search.known_points import Space, read_queue
 from tuner.search.pruner_options import make_pruner
 from tuner.search.pruning import NO_PRUNER, Pruner
-from tuner.search.sampling.samplers import DEFAULT, check_sampler, typed
+from tuner.search.sampling.samplers import DEFAULT, MEMORY_AWARE, check_sampler, typed
 from tuner.settings import Setting
 from tuner.stand_in import check_memory_free
 from tuner.store import migrations
@@ -110,7 +110,7 @@ def make_plan(study_file: str, settings: dict[str, Setting], cores: int, queue: 
             f"a pool of {format_bytes(values['pool'])} holds no trial of {format_bytes(budget_bytes)}",
             hint="give a --pool of at least the --budget, which is what one trial may take",
         )
-    sampler = values["sampler"] or DEFAULT
+    sampler = values["sampler"] or (DEFAULT if values["single"] else MEMORY_AWARE)
     sampler_options = typed(values["sampler_option"])
     check_sampler(sampler, sampler_options, single=values["single"])
     check_memory_free(loaded.workload)  # and a space that cannot be drawn from is found now
