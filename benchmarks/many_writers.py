@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 from tuner.errors import SchemaError
 from tuner.processes import this_process
 from tuner.records import EpochMetrics, Outcome, Peaks, TrialResult
-from tuner.search.optuna_study import OptunaStudy, optuna_storage
+from tuner.search.optuna_storage import optuna_storage
+from tuner.search.optuna_study import OptunaStudy
 from tuner.search.sampling.history import Forecast
 from tuner.store import migrations
 from tuner.store.drivers import Drivers

@@ -13,7 +13,7 @@ from tests.store.conftest import Store
 from tuner.cli.delete import command
 from tuner.errors import StudyBusy
 from tuner.processes import this_process
-from tuner.search.optuna_study import optuna_storage
+from tuner.search.optuna_storage import optuna_storage
 from tuner.store.engine import parse_url
 
 

@@ -134,7 +134,8 @@ def check_optuna_agrees(url: str, trials: list[tuple[Any, ...]]) -> None:
     widths = dict(
         query(
             url,
-            "SELECT t.number, p.param_value FROM trials t JOIN trial_params p ON p.trial_id = t.trial_id",
+            "SELECT t.number, p.param_value FROM trials t JOIN trial_params p ON p.trial_id = t.trial_id "
+            "WHERE p.param_name = 'width'",
         )
     )
     ours = {row[0]: row for row in trials}

@@ -15,7 +15,8 @@ from tuner.errors import UsageError
 from tuner.records import Outcome
 from tuner.search.events import Goal
 from tuner.search.known_points import Space, check_choices, read_queue, translated
-from tuner.search.optuna_study import MEMORY, optuna_trials
+from tuner.search.optuna_storage import optuna_trials
+from tuner.search.optuna_study import MEMORY
 from tuner.search.plain_choices import PlainChoices
 from tuner.search.sampling.history import WARM
 from tuner.search.warm_start import take_in

@@ -14,7 +14,7 @@ from tests.search.stand_ins import BUDGET, CONTEXT, Widths, completed, failing, 
 from tuner.errors import Interrupted, NothingFeasible, TooManyFailures, WorkloadError
 from tuner.records import Failure, Outcome, Peaks, TrialResult
 from tuner.search.events import Goal, Stopper
-from tuner.search.optuna_study import optuna_storage
+from tuner.search.optuna_storage import optuna_storage
 from tuner.store.engine import parse_url
 from tuner.units import MIB
 

@@ -11,7 +11,7 @@ from sqlalchemy import URL, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from tuner.errors import SchemaError, StoreError, UsageError
-from tuner.search.optuna_study import optuna_storage
+from tuner.search.optuna_storage import optuna_storage
 from tuner.store import migrations
 from tuner.store.drivers import Drivers
 from tuner.store.engine import describe_url, open_engine, parse_url, store_errors

@@ -13,7 +13,8 @@ import torch
 from optuna.trial import TrialState
 
 from tuner.records import EpochMetrics, Failure, Outcome, Peaks, TrialResult
-from tuner.search.optuna_study import OptunaStudy, optuna_storage
+from tuner.search.optuna_storage import optuna_storage
+from tuner.search.optuna_study import OptunaStudy
 from tuner.store.engine import parse_url
 from tuner.store.schema import NAME_LIMIT
 from tuner.units import GIB

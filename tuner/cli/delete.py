@@ -15,7 +15,7 @@ from tuner.cli.options import storage_option, storage_url
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def command(name: str, storage: str | None, yes: bool) -> None:
     """Delete study NAME with its trials, here and on Optuna's side. Run folders stay (tuner clean)."""
-    from tuner.search.optuna_study import delete_study
+    from tuner.search.optuna_storage import delete_study
     from tuner.store.engine import open_engine
     from tuner.store.locks import exclusive
     from tuner.store.opening import writing

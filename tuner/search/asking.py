@@ -23,11 +23,12 @@ from tuner.errors import WorkloadError
 from tuner.records import Prediction, Verdict
 from tuner.search.calibrations import Calibrations
 from tuner.search.flight import Flight
-from tuner.search.optuna_study import AUDIT, derived_seed
+from tuner.search.optuna_study import AUDIT
 from tuner.search.plain_choices import PlainChoices
 from tuner.search.sampling.finding import Rehearsal
 from tuner.search.sampling.history import Forecast
 from tuner.search.sampling.rehearsal import rehearse, restored
+from tuner.search.seeds import derived_seed
 from tuner.search.session import Session
 from tuner.search.told import why_pruned
 from tuner.stand_in import require_plain

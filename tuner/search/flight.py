@@ -20,7 +20,7 @@ from tuner.processes import this_process
 from tuner.records import Prediction, TrialResult
 from tuner.scheduling.devices import Place
 from tuner.search.events import Ended
-from tuner.search.optuna_study import derived_seed
+from tuner.search.seeds import derived_seed
 from tuner.search.session import Session
 from tuner.steps import EVAL_STEPS, TRAIN_STEPS
 

@@ -12,10 +12,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeGuard
 
@@ -25,13 +23,15 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from tuner.records import Outcome
+from tuner.search.optuna_storage import close, open_storage
 from tuner.search.sampling.finding import Rehearsal
 from tuner.search.sampling.history import Forecast, History, given_values
 from tuner.search.sampling.memory_filter import MemoryFilter
 from tuner.search.sampling.models import ScoreModel
 from tuner.search.sampling.rehearsal import Draw, Suggest
 from tuner.search.sampling.samplers import DEFAULT, KINDS, MEMORY_AWARE, build
-from tuner.store.engine import URL, connect_args, prepare_sqlite
+from tuner.search.seeds import derived_seed
+from tuner.store.engine import URL
 from tuner.store.transactions import Patience, at_once
 
 MEMORY = "memory"
@@ -41,9 +41,6 @@ _RANDOM_TRIALS = 10
 _SMALLEST_EXCESS = 1e-6  # a constraint that is violated is above zero, whatever was measured
 _TOLD_AS_PRUNED = frozenset({Outcome.PRUNED_MEMORY, Outcome.OUT_OF_MEMORY, Outcome.PRUNED_METRIC})
 _TOLD_WITH_CONSTRAINT = _TOLD_AS_PRUNED | {Outcome.COMPLETED}
-
-optuna.logging.set_verbosity(optuna.logging.ERROR)  # its retries while the database is away are ours to tell
-warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
 
 class OptunaStudy:
@@ -78,7 +75,7 @@ class OptunaStudy:
         patience: Patience = at_once,
     ) -> None:
         self._patience = patience
-        self._database = _open_storage(url)
+        self._database = open_storage(url)
         # With a memory of trials that are finished: what is read from the database stays little.
         self._storage = optuna.storages.get_storage(self._database)
         metric = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
@@ -286,51 +283,9 @@ class OptunaStudy:
 
     def close(self) -> None:
         """Close the connections to the database."""
-        _close(self._database)
-
-
-@contextlib.contextmanager
-def optuna_storage(url: URL) -> Iterator[optuna.storages.RDBStorage]:
-    """Open Optuna's storage in our database while the body runs."""
-    storage = _open_storage(url)
-    try:
-        yield storage
-    finally:
-        _close(storage)
-
-
-def optuna_trials(url: URL, name: str) -> list[FrozenTrial]:
-    """Return another study's trials, as Optuna keeps them."""
-    with optuna_storage(url) as storage:
-        return optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False)
+        close(self._database)
 
 
 def _is_number(value: float | None) -> TypeGuard[float]:
     """Whether Optuna takes a value: NaN is no result, ±inf is one."""
     return value is not None and not math.isnan(value)
-
-
-def _close(storage: optuna.storages.RDBStorage) -> None:
-    storage.remove_session()
-    storage.engine.dispose()
-
-
-def _open_storage(url: URL) -> optuna.storages.RDBStorage:
-    storage = optuna.storages.RDBStorage(
-        url.render_as_string(hide_password=False),
-        engine_kwargs={"connect_args": connect_args(url), "pool_pre_ping": True},
-    )
-    prepare_sqlite(storage.engine)
-    return storage
-
-
-def delete_study(url: URL, name: str) -> None:
-    """Delete a study on Optuna's side, if it is there."""
-    with optuna_storage(url) as storage, contextlib.suppress(KeyError):
-        optuna.delete_study(study_name=name, storage=storage)
-
-
-def derived_seed(seed: int, number: int | str) -> int:
-    """Return the seed of one trial of a seeded study."""
-    digest = hashlib.sha256(f"{seed}/{number}".encode()).digest()
-    return int.from_bytes(digest[:4], "big")

@@ -10,7 +10,7 @@ from tuner.records import Outcome, TrialResult, Verdict
 from tuner.scheduling.ledger import HOST_BYTES_PER_TRIAL
 from tuner.search.events import Goal, Observer
 from tuner.search.flight import Flight
-from tuner.search.optuna_study import derived_seed
+from tuner.search.seeds import derived_seed
 from tuner.search.session import Session
 from tuner.search.told import counts_as_launch, is_failure
 from tuner.units import format_bytes

@@ -11,7 +11,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tuner.errors import UsageError
 from tuner.search.known_points import Space, check_choices, translated
-from tuner.search.optuna_study import MEMORY, optuna_trials
+from tuner.search.optuna_storage import optuna_trials
+from tuner.search.optuna_study import MEMORY
 from tuner.search.sampling.history import WARM
 from tuner.search.session import Session
 from tuner.store.locks import exclusive
