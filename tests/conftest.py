@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -107,7 +108,17 @@ def tuner(tmp_path: Path) -> Tuner:
     def run(
         *arguments: str, timeout: float = 240, cwd: Path = tmp_path, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        return run_tuner([*map(str, arguments)], cwd, clean_environment(**environment), timeout)
+        if "LD_LIBRARY_PATH" not in environment:
+            return run_tuner([*map(str, arguments)], cwd, clean_environment(**environment), timeout)
+        return subprocess.run(  # which is read when a program starts
+            [sys.executable, "-P", "-m", "tuner", *map(str, arguments)],
+            cwd=cwd,
+            env=clean_environment(**environment),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
 
     return run
 

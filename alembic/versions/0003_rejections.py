@@ -13,6 +13,18 @@ branch_labels = None
 depends_on = None
 
 _AUDITED = "the rejection that it audits"
+_COMMENTS = {  # of columns, before and after
+    ("tuner_trial", "repeats"): (
+        sa.Integer(),
+        "number of the trial whose params this one runs again (interrupted, or audited)",
+        "number of the interrupted trial whose params this one runs again",
+    ),
+    ("tuner_slot", "audit"): (
+        sa.Boolean(),
+        "true: the repeated trial was predicted not to fit",
+        "true: for a configuration that was turned away",
+    ),
+}
 
 
 def _found() -> list[sa.Column[Any]]:
@@ -28,6 +40,15 @@ def _found() -> list[sa.Column[Any]]:
             comment="how long it took to find the configuration, predictions included",
         ),
     ]
+
+
+def _say(*, newer: bool) -> None:
+    """Change comments, where the database keeps them."""
+    if op.get_bind().dialect.name == "sqlite":
+        return
+    for (table, column), (kind, before, after) in _COMMENTS.items():
+        then, now = (before, after) if newer else (after, before)
+        op.alter_column(table, column, existing_type=kind, comment=now, existing_comment=then)
 
 
 def upgrade() -> None:
@@ -86,10 +107,12 @@ def upgrade() -> None:
         "WHERE r.study_id = tuner_trial.study_id AND r.number = tuner_trial.repeats) WHERE audit"
     )
     op.execute("UPDATE tuner_trial SET repeats = NULL WHERE audit")
+    _say(newer=True)
 
 
 def downgrade() -> None:
     """What was turned away is forgotten, but for trials that were pruned."""
+    _say(newer=False)
     op.execute(
         "UPDATE tuner_trial SET repeats = (SELECT r.number FROM tuner_rejection r "
         "WHERE r.id = tuner_trial.rejection_id) WHERE audit"

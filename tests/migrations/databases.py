@@ -74,7 +74,8 @@ def contents(storage: str) -> dict[str, object]:
         for name in seen.get_table_names():
             rows = sorted(map(str, connection.execute(text(f'SELECT * FROM "{name}"'))))
             columns = [(column["name"], str(column["type"])) for column in seen.get_columns(name)]
-            found[name] = (columns, seen.get_indexes(name), seen.get_foreign_keys(name), rows)
+            foreign = sorted(seen.get_foreign_keys(name), key=lambda key: str(key["name"]))
+            found[name] = (columns, seen.get_indexes(name), foreign, rows)
     return found
 
 

@@ -67,7 +67,7 @@ def test_an_upgrade_from_nothing_creates_tables_and_views_once(storage: str) -> 
     created = contents(storage)
     assert set(created) == OURS | set(VIEWS)
     assert sql(storage, f"SELECT version_num FROM {VERSION_TABLE}") == [(migrations.head_revision(),)]
-    assert [sql(storage, f"SELECT * FROM {view}") for view in VIEWS] == [[], []]
+    assert [sql(storage, f"SELECT * FROM {view}") for view in VIEWS] == [[]] * len(VIEWS)
     assert not upgraded(storage)
     assert contents(storage) == created
     with opened(storage) as engine:

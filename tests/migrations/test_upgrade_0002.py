@@ -29,7 +29,7 @@ OWNERS = {"owner_host", "owner_boot_id", "owner_pid", "owner_started", "owner_se
 NEWER = {
     "device", "attempt", "attempts", "waiting_seconds", "used_before_bytes", "device_wide_bytes",
     "host_peak_bytes", "growth_bytes", "timeline", "driver_id", "late_result", "epoch_peak_bytes",
-    "epoch_allocated_bytes", "epoch_reserved_bytes",
+    "epoch_allocated_bytes", "epoch_reserved_bytes", "draws", "rehearsal_seconds", "rejection_id",
 }  # fmt: skip
 TABLES = ("tuner_study", "tuner_trial", "tuner_metric")
 

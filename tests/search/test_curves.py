@@ -42,6 +42,7 @@ class Listed(Widths):
         return {
             "width": trial.suggest_int("width", width, width),
             "skill": trial.suggest_float("skill", skill, skill),
+            "rate": trial.suggest_float("rate", 0, 1),  # no two trials are the same
         }
 
 
@@ -256,11 +257,12 @@ def test_a_study_with_stopped_trials_goes_on_to_be_sampled(sqlite_url: str, tmp_
         drive(session, 40)
         trials = {trial.number: trial for trial in session.reader.trials(session.study.id)}
         front = session.reader.front(session.study.id)
+        turned_away, _ = session.rejections.count(session.study.id)
     told = {trial.number: trial for trial in optuna_trials(sqlite_url)}
     counts = {outcome: [n for n, t in trials.items() if t.outcome == outcome] for outcome in KINDS}
     assert len(counts["completed"]) > 10  # of which the sampler learns
     assert len(counts["pruned_metric"]) > 5
-    assert len(counts["pruned_memory"]) > 0
+    assert turned_away > 0
     for number in counts["pruned_metric"] + counts["pruned_memory"]:
         assert told[number].state is TrialState.PRUNED
         over = told[number].constraints["memory"] > 0
@@ -294,7 +296,7 @@ def test_an_audit_is_never_stopped(sqlite_url: str, tmp_path: Path) -> None:
     workload = Listed((5, 0.8), (5, 0.8), (5, 0.8), (20, 0.1), (5, 0.8))
     with session_on(sqlite_url, tmp_path, workload=workload, pruner=MEDIAN) as session:
         ledger = Ledger(session.reservations, session.plan.places, pool_bytes=None)
-        goal = Goal(trials=4, audit_share=1.0)
+        goal = Goal(trials=4, audit_share=0.005)
         StudyLoop(session, LearningLauncher(), ledger, observer=Watcher(), goal=goal, stopper=Stopper()).run()
         audit = [trial for trial in session.reader.trials(session.study.id) if trial.audit]
     assert [(trial.params["skill"], trial.outcome) for trial in audit] == [(0.1, "completed")]

@@ -61,7 +61,7 @@ FAULTY = {
     "too large": ('[{"width": 65}]', "entry 1: width cannot be 65"),
     "no whole number": ('[{"width": 3.5}]', "width cannot be 3.5"),
     "a word": ('[{"rate": "fast"}]', "rate cannot be 'fast'"),
-    "a truth value": ('[{"width": true}]', "width cannot be 'True'"),
+    "a truth value": ('[{"width": true}]', "width cannot be True"),
     "no choice": ('[{"hidden": [1]}]', "hidden cannot be [1]"),
     "another branch": ('[{"hidden": [128], "depth": 2}]', "with these values 'depth' is not asked for"),
     "twice": ('[{"width": 3, "width": 4}]', "'width' is there twice"),

@@ -23,7 +23,7 @@ from tuner.errors import WorkloadError
 from tuner.records import Prediction, Verdict
 from tuner.search.calibrations import Calibrations
 from tuner.search.flight import Flight
-from tuner.search.optuna_study import AUDIT
+from tuner.search.optuna_study import AUDIT, REPEATS
 from tuner.search.plain_choices import PlainChoices
 from tuner.search.sampling.finding import Rehearsal
 from tuner.search.sampling.history import Forecast
@@ -166,8 +166,12 @@ class Asker:
             return optuna_study.ask()
         rejection = self._session.rejections.one(slot.rejection_id)
         answers = rejection.answers or rejection.params
-        draw = rehearse(self._plain, lambda name, asked: restored(asked, answers[name]), number=0)
-        return optuna_study.ask_for(draw.answers, draw.distributions, {AUDIT: slot.rejection_id})
+        draw = rehearse(
+            self._plain, lambda name, asked: restored(asked, answers[name]), number=rejection.number
+        )
+        return optuna_study.ask_for(
+            draw.answers, draw.distributions, {AUDIT: rejection.id, REPEATS: rejection.number}
+        )
 
     def _rehearsed(self, trial: optuna.Trial) -> Proposal:
         predictions: dict[str, Prediction] = {}

@@ -98,6 +98,10 @@ def _checked(entry: dict[str, Any], space: Space, where: str) -> dict[str, Any]:
                 hint=f"its parameters: {', '.join(space.distributions)}",
             )
         values[name] = _value(value, space.distributions[name])
+        if not contains(space.distributions[name], values[name]):
+            raise UsageError(
+                f"{where}: {name} cannot be {value!r}", hint=f"it is {describe(space.distributions[name])}"
+            )
     draw = space.with_values(values)
     for name, value in values.items():
         asked = draw.distributions.get(name)

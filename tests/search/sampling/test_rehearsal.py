@@ -99,6 +99,5 @@ def test_rows_keep_order_scale_and_what_is_missing() -> None:
     })  # fmt: skip
     rows = Encoder([plain, deep]).rows([plain, deep])
     # batch by rank; depth; kind a, kind b; width on a logarithmic axis; whether there is a depth.
-    assert rows.tolist() == pytest.approx(
-        np.array([[0, 0.5, 1, 0, 0, 0], [1, 0.5, 0, 1, 0.5, 1]]).tolist(), abs=1e-9
-    )
+    expected = np.array([[0, 0.5, 1, 0, 0, 0], [1, 0.5, 0, 1, 0.5, 1]])
+    assert rows == pytest.approx(expected, abs=1e-9)

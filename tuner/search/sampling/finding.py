@@ -91,7 +91,7 @@ class Finder:
     def _first_likely(self, source: Source) -> Found | None:
         while len(self._rejections) < MOST_REJECTIONS and (draw := source.draw()) is not None:
             self._draws += 1
-            if draw.key in self._tried or draw.key in self._history.rejected or draw.key in self._doubtful:
+            if self._is_known(draw):
                 continue
             forecast = self._forecast_of(draw)
             if not forecast.fits:
@@ -103,6 +103,11 @@ class Finder:
             elif source.takes(draw, forecast):
                 return draw, forecast
         return None
+
+    def _is_known(self, draw: Draw) -> bool:
+        """Whether it was drawn before; one without answers depends on what we do not see."""
+        known = draw.key in self._tried or draw.key in self._history.rejected or draw.key in self._doubtful
+        return known and bool(draw.answers)
 
     def _forecast_of(self, draw: Draw) -> Forecast:
         before = time.perf_counter()

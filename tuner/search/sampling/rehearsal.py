@@ -158,7 +158,11 @@ def contains(distribution: BaseDistribution, value: Any) -> bool:
         return value in distribution.choices
     if not isinstance(distribution, FloatDistribution | IntDistribution):
         return False
-    return isinstance(value, int | float) and distribution.low <= value <= distribution.high
+    if not isinstance(value, int | float) or not distribution.low <= value <= distribution.high:
+        return False
+    if isinstance(distribution, IntDistribution):
+        return (value - distribution.low) % distribution.step == 0
+    return True
 
 
 def restored(distribution: BaseDistribution, value: Any) -> Any:
