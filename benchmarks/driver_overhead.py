@@ -107,7 +107,7 @@ class _Samples(Watcher):
 PARTS: list[tuple[Any, str, str]] = [
     (Slots, "claim", "claim"),
     (OptunaStudy, "ask", "ask"),
-    (Space, "suggest", "suggest"),
+    (OptunaStudy, "rehearse", "rehearse"),
     (Writer, "add_trial", "add"),
     (FunctionPredictor, "estimate", "trace"),
     (Calibrations, "predict", "predict"),
@@ -181,7 +181,8 @@ def _at(moments: list[tuple[float, float, dict[str, float]]], count: int) -> dic
     return {
         "seconds": whole - apart,
         "cpu_seconds": (last[1] - first[1]) / over,
-        "parts": {**parts, "other": whole - sum(parts.values())},
+        # Traces and predictions are made within the rehearsal.
+        "parts": {**parts, "other": whole - sum(parts.values()) + apart},
     }
 
 

@@ -62,12 +62,12 @@ ONE_OBJECTIVE = {
 TWO_OBJECTIVES = {
     "TPE, constraint": Policy(tpe_default),
     "NSGA-II, constraint": Policy(lambda seed: NSGAIISampler(seed=seed)),
-    "GP, constraint": Policy(lambda seed: GPSampler(seed=seed)),
     "predict and prune": Policy(tpe, predicts="prune"),
     "filter": Policy(tpe, predicts="filter"),
     "memory-aware": Policy(tpe, predicts="filter", aware=True),
     "memory-aware, ±10 %": Policy(tpe, predicts="filter", aware=True, error=0.10),
     "memory-aware, ±20 %": Policy(tpe, predicts="filter", aware=True, error=0.20),
+    "GP, constraint": Policy(lambda seed: GPSampler(seed=seed)),
 }
 
 

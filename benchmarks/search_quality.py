@@ -44,7 +44,7 @@ PLAIN, PRUNE, FILTER, AWARE = (
     "filter",
     "memory-aware",
 )
-SLOW = {"GP, constraint": 3, "memory-aware, ±10 %": 10, "memory-aware, ±20 %": 10}  # seeds
+SLOW = {"GP, constraint": 1, "memory-aware, ±10 %": 5, "memory-aware, ±20 %": 5}  # seeds
 _NOTHING = 10.0  # regret of a search that launched nothing that fits: worse than any other
 Job = tuple[str, str, float, str, int]
 
@@ -271,7 +271,8 @@ def main() -> None:
     arguments = parser.parse_args()
     results: dict[Job, dict[str, float]] = {}
     wanted, started = list(jobs(arguments)), time.monotonic()
-    with ProcessPoolExecutor(arguments.processes) as pool:
+    pool = ProcessPoolExecutor(arguments.processes)
+    try:
         for count, (job, reached) in enumerate(pool.map(run, wanted, chunksize=21), 1):
             results[job] = reached
             if count % 210 == 0:
@@ -279,6 +280,10 @@ def main() -> None:
                     f"{count} of {len(wanted)} searches, {time.monotonic() - started:.0f} s",
                     file=sys.stderr,
                 )
+    except KeyboardInterrupt:
+        print(f"interrupted after {len(results)} of {len(wanted)} searches", file=sys.stderr)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
     summaries = {
         objectives: summarise(results, objectives)
         for objectives in ("one", "two")
