@@ -15,6 +15,7 @@ from tuner.store.rows import RejectionRecord, TrialRecord
 
 WARM = "tuner_warm_start"  # user attribute: the study and the trial that this one was taken from
 _DOUBTFUL = 0.5
+_MOST_FORECASTS = 1000  # more than models look at
 _TRIED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
 
 
@@ -53,7 +54,7 @@ class History:
     """Configurations by key.
 
     Attributes:
-        forecasts: What was traced, launched or not.
+        forecasts: What was traced last, launched or not.
         rejected: Keys of what surely does not fit.
     """
 
@@ -64,6 +65,8 @@ class History:
     def keep(self, draw: Draw, forecast: Forecast) -> None:
         """Remember what was traced."""
         self.forecasts[draw.key] = (draw, forecast)
+        if len(self.forecasts) > _MOST_FORECASTS:
+            del self.forecasts[next(iter(self.forecasts))]
         if not forecast.fits:
             self.rejected.add(draw.key)
 

@@ -16,6 +16,7 @@ from optuna.distributions import (
     IntDistribution,
 )
 
+_SHARED: dict[BaseDistribution, BaseDistribution] = {}  # thousands of draws ask for the same ones
 Answer = Callable[[str, BaseDistribution], Any]
 Suggest = Callable[[Any], Any]
 
@@ -95,7 +96,8 @@ class RehearsalTrial(optuna.trial.BaseTrial):
                 value = distribution.to_external_repr(_only_value(distribution))
             else:
                 value = self._answer(name, distribution)
-            self._answers[name], self._distributions[name] = value, distribution
+            self._answers[name] = value
+            self._distributions[name] = _SHARED.setdefault(distribution, distribution)
         return self._answers[name]
 
     def report(self, value: float, step: int) -> None:
