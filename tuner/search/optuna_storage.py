@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator
 
 import optuna
 from optuna.trial import FrozenTrial
 
+import tuner.search.quiet  # noqa: F401 - for its effect
 from tuner.store.engine import URL, connect_args, prepare_sqlite
-
-optuna.logging.set_verbosity(optuna.logging.ERROR)  # its retries while the database is away are ours to tell
-warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
 
 @contextlib.contextmanager

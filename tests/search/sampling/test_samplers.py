@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -45,6 +47,13 @@ def test_each_is_made_with_its_options(name: str) -> None:
     sampler = build(name, {}, seed=1, random_trials=7, parallel=True)
     assert isinstance(sampler, KINDS[name].sampler)  # type: ignore[arg-type]
     assert "seed" not in options_of(name)
+
+
+def test_a_sampler_is_checked_without_a_word_of_optunas() -> None:
+    """In a process of its own, where nothing else has been imported that keeps warnings back."""
+    code = "from tuner.search.sampling.samplers import check_sampler; check_sampler('tpe', {}, single=False)"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""
 
 
 def test_options_are_typed_as_json_where_they_can_be() -> None:

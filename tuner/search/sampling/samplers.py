@@ -12,6 +12,7 @@ from typing import Any
 import optuna
 from optuna.samplers import BaseSampler
 
+import tuner.search.quiet  # noqa: F401 - for its effect
 from tuner.errors import UsageError
 
 MEMORY_AWARE = "memory-aware"
