@@ -63,13 +63,17 @@ class ScoreModel:
 
     def fit(self, rows: Floats, scores: Floats) -> None:
         """Take in scores, shape (n,), of encoded configurations, shape (n, d)."""
-        from sklearn.gaussian_process import GaussianProcessRegressor
-
         rows, scores = rows[-_MOST_SCORE_ROWS:], scores[-_MOST_SCORE_ROWS:]
         wanted = _fitted_with(len(scores))
         if self._kernel is None or wanted != self._fitted_with or rows.shape[1] != self._columns:
             self._kernel = _fit_kernel(rows[:wanted], scores[:wanted])
             self._fitted_with, self._columns = wanted, rows.shape[1]
+        self.condition(rows, scores)
+
+    def condition(self, rows: Floats, scores: Floats) -> None:
+        """Take in scores, some of which may be expected ones only: the kernel stays as it was fitted."""
+        from sklearn.gaussian_process import GaussianProcessRegressor
+
         process = GaussianProcessRegressor(self._kernel, optimizer=None, normalize_y=True)
         self._process = process.fit(rows, scores)
 

@@ -54,6 +54,7 @@ class Promising:
         self._drawer, self._inner, self._history, self._model = drawer, inner, history, model
         self._budget_bytes, self._seed = budget_bytes, 0 if seed is None else seed
         self._rng = np.random.default_rng(seed)
+        self._scored = _scored(drawer)
         self._gains: dict[str, float] = {}
         self._fitting: list[tuple[float, Draw]] = []
         self._pool = self._ordered()
@@ -122,7 +123,7 @@ class Promising:
 
     def _parents(self) -> list[FrozenTrial]:
         """Return the trials of the front, and a few of the best ones beside it."""
-        fitting = [trial for trial in _scored(self._drawer) if _memory(trial) <= self._budget_bytes]
+        fitting = [trial for trial in self._scored if _memory(trial) <= self._budget_bytes]
         scores = np.array([_score(self._drawer, trial) for trial in fitting])
         memory = np.array([_memory(trial) for trial in fitting])
         on_front = set(front_of(memory, scores)[0])
@@ -131,8 +132,7 @@ class Promising:
 
     def _learn(self, pool: list[Draw]) -> None:
         """Fit the score's model; a trial that runs counts as ending as it is expected to."""
-        trials = _scored(self._drawer)
-        draws = [draw_of(trial) for trial in trials]
+        draws = [draw_of(trial) for trial in self._scored]
         running = [
             trial
             for trial in self._drawer.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
@@ -141,11 +141,11 @@ class Promising:
         pending = [draw_of(trial) for trial in running]
         self._encoder = Encoder([*draws, *pending, *pool])
         rows = self._encoder.rows(draws)
-        scores = np.array([_score(self._drawer, trial) for trial in trials])
+        scores = np.array([_score(self._drawer, trial) for trial in self._scored])
         # Of the first ones, which were random: the median of all would rise as the search gets better.
         self._worst = float(np.median(scores[:_FIRST_SCORES]))
         scores = not_far_below(scores, self._worst)
-        memory = np.array([_memory(trial) for trial in trials])
+        memory = np.array([_memory(trial) for trial in self._scored])
         self._model.fit(rows, scores)
         if pending:
             expected = self._model.expected(self._encoder.rows(pending))[0]
@@ -154,7 +154,7 @@ class Promising:
                 sizes = np.full(len(pending), float(self._budget_bytes))
             rows = np.vstack([rows, self._encoder.rows(pending)])
             scores, memory = np.concatenate([scores, expected]), np.concatenate([memory, sizes])
-            self._model.fit(rows, scores)
+            self._model.condition(rows, scores)
         fitting = memory <= self._budget_bytes
         self._front = front_of(memory[fitting], scores[fitting])
 
