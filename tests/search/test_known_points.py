@@ -100,7 +100,7 @@ def test_queued_configurations_come_first_once_and_are_pruned_where_they_do_not_
 def test_a_queued_configuration_that_was_tried_is_passed_over(sqlite_url: str, tmp_path: Path) -> None:
     """Case D23: by the search itself, after it was queued a second time by hand."""
     with session_on(sqlite_url, tmp_path, seed=1) as session:
-        session.optuna.enqueue({"width": 5, "rate": 0.5})
+        session.optuna.enqueue([{"width": 5, "rate": 0.5}])
         session.optuna._study.enqueue_trial({"width": 5, "rate": 0.5})
         launcher, watcher = run_loop(session, Goal(trials=3))
     assert len({json.dumps(params) for params in launcher.launched}) == 3

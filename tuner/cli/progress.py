@@ -17,7 +17,7 @@ import click
 
 from tuner.cli.output import jsonable
 from tuner.cli.progress_bar import progress_bar
-from tuner.cli.score import Score, describe
+from tuner.cli.score import Score, describe, turned_away_so_far
 from tuner.cli.trial_rows import emit_front
 from tuner.cli.waits import Waits
 from tuner.records import Outcome
@@ -209,11 +209,6 @@ def _searched(session: Session) -> dict[str, Any]:
         if trial.rehearsal_seconds is not None
     ]
     return {"turned_away": count, "mean_seconds": sum(seconds) / len(seconds) if seconds else None}
-
-
-def turned_away_so_far(count: int) -> str:
-    """Return, of a trial, that its configuration is still looked for."""
-    return f"is looked for: {count} configurations did not fit so far"
 
 
 def _audits(session: Session) -> dict[str, int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tuner.cli.score import Score, describe
+from tuner.cli.score import Score, describe, turned_away_so_far
 from tuner.records import Outcome
 from tuner.search.events import Ended, Launched, Observer
 from tuner.units import format_bytes, format_seconds
@@ -22,7 +22,7 @@ class Bar:
 
     def turned_away(self, number: int, count: int) -> None:
         """Show how many draws did not fit so far."""
-        self._waiting[number] = f"is looked for: {count} configurations did not fit so far"
+        self._waiting[number] = turned_away_so_far(count)
         self._show_running()
 
     def waiting(self, number: int, reason: str) -> None:

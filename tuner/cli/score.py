@@ -73,3 +73,8 @@ def describe(trial: Ended) -> str:
     parts.extend(f"warning: {warning}" for warning in result.warnings[:1])
     parts.append(short_params(trial.params))
     return " · ".join(parts)
+
+
+def turned_away_so_far(count: int) -> str:
+    """Return, of a trial, that its configuration is still looked for."""
+    return f"is looked for: {count} configurations did not fit so far"

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeGuard
 
@@ -181,11 +182,12 @@ class OptunaStudy:
         trial_id = self._patience(lambda: self._storage.create_new_trial(self._study_id, template))
         return self._patience(lambda: optuna.Trial(self._study, trial_id))
 
-    def enqueue(self, values: Mapping[str, Any]) -> bool:
-        """Queue a configuration, or a part of one, unless it is known; return whether it was."""
+    def enqueue(self, queue: Sequence[Mapping[str, Any]]) -> int:
+        """Queue configurations, or parts of them, that are not known; return how many there were."""
         before = len(self.trials())
-        self._patience(lambda: self._study.enqueue_trial(dict(values), skip_if_exists=True))
-        return len(self.trials()) > before
+        for values in queue:
+            self._patience(partial(self._study.enqueue_trial, dict(values), skip_if_exists=True))
+        return len(self.trials()) - before
 
     def put_back(self, number: int, *, again: bool) -> None:
         """Tell that no trial came of one that was asked for.

@@ -35,7 +35,7 @@ def take_in(session: Session) -> list[str]:
     check_choices(session.study.name, session.optuna.trials(), space)
     done = [sentence] if (sentence := _warm_start(session, space)) else []
     if session.plan.queue:
-        queued = sum(session.optuna.enqueue(values) for values in session.plan.queue)
+        queued = session.optuna.enqueue(session.plan.queue)
         known = len(session.plan.queue) - queued
         done.append(
             f"{queued} configurations are queued" + (f", {known} were known already" if known else "")
