@@ -231,6 +231,21 @@ def test_single_objective_tells_the_metric_alone(sqlite_url: str, tmp_path: Path
     assert all(len(trial.values) == 1 and "memory" in trial.constraints for trial in complete)
 
 
+def test_a_space_that_lost_a_parameter_ends_its_audit_and_holds_no_slot(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    class Deeper(Widths):
+        def suggest(self, trial: Any) -> dict[str, Any]:
+            return {**super().suggest(trial), "depth": trial.suggest_int("depth", 1, 2)}
+
+    with session_on(sqlite_url, tmp_path, seed=1) as session:
+        run_loop(session, Goal(trials=10))
+    with session_on(sqlite_url, tmp_path, seed=1, workload=Deeper()) as session:
+        with pytest.raises(WorkloadError, match="depth"):
+            run_loop(session, Goal(trials=10, audit_share=1.0))
+        assert session.slots.asking(session.study.id) is False
+
+
 def test_an_audit_launches_a_share_of_what_was_pruned_once(sqlite_url: str, tmp_path: Path) -> None:
     with session_on(sqlite_url, tmp_path, seed=1) as session:
         run_loop(session, Goal(trials=10))

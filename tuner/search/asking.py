@@ -3,7 +3,7 @@
 ::
 
     claim ─► ask ─► rehearse (suggest, predict, again …) ─► suggest ─► add
-                          in a thread of its own                     in the loop's
+             └──────────── in a thread of its own ────────────────┘
 
 The thread is one for all: Optuna's samplers read a study's trials through a cache per thread, which
 `ask` empties, and predictions come from one process.
@@ -146,15 +146,17 @@ class Asker:
         self._session.slots.release(slot.id, self._session.driver_id)
 
     def _propose(self, slot: Slot) -> Proposal:
-        trial = self._ask(slot)
+        trial: optuna.Trial | None = None
         try:
+            trial = self._ask(slot)
             if slot.repeats is None and slot.rejection_id is None:
                 return self._rehearsed(trial)
             params = self._suggest(trial)
             return Proposal(trial.number, params, self._predict(params), None)
         except Exception as error:
             if why_transient(error) is None:  # else the database is away, and this driver ends
-                self._session.optuna.put_back(trial.number, again=isinstance(error, Cancelled))
+                if trial is not None:
+                    self._session.optuna.put_back(trial.number, again=isinstance(error, Cancelled))
                 self._session.slots.release(slot.id, self._session.driver_id)
             raise
 

@@ -1,6 +1,7 @@
-"""Values drawn uniformly, as Optuna's random sampler does, at a hundredth of its cost.
+"""Values drawn uniformly, as Optuna's random sampler does, without a study and a trial to draw for.
 
-A pool of 200 draws is made for a trial: with `RandomSampler` that alone would take 0.1 s.
+1.3 to 2.5 µs a value, where `RandomSampler` takes 10 to 17: a pool of 256 draws of nine values is made
+in 5 ms in place of 28.
 """
 
 from __future__ import annotations
