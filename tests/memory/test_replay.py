@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,18 +97,6 @@ def test_the_start_is_rebuilt_from_the_end(reference: Path, name: str) -> None:
         assert reserved == float(manifest["initial_reserved_mib"]) * MIB
     live = sum(block.size for segment in start for block in segment.blocks if block.state == USED)
     assert live == pytest.approx(float(manifest["initial_live_mib"]) * MIB, rel=0.004)
-
-
-@pytest.mark.reference
-def test_a_large_trace_replays_within_a_second(reference: Path) -> None:
-    """50,000 events and more, three traces after one another."""
-    names = ("lm3b-ctx128-step", "medium-ctx128-step", "medium-ctx256-step")
-    histories = [opened(reference, name)[0] for name in names]
-    assert sum(len(history.events) for history in histories) > 50_000
-    start = time.perf_counter()
-    for history in histories:
-        replay(history)
-    assert time.perf_counter() - start < 1
 
 
 @pytest.mark.reference
