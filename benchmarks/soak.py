@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import sqlite3
 import statistics
@@ -44,9 +45,7 @@ KINDS = ("trial", "supervisor", "driver", "restart fast", "restart immediate")
 WEIGHTS = (6, 3, 2, 1, 1)
 BASELINE_BYTES = 2 * MIB  # by which a trial may start from more or less than the first
 SLOPE_BYTES = 32 * 1024  # a driver's growth per trial of the study: Optuna keeps each in memory, 10 KiB
-LEAKED_DESCRIPTORS = (
-    2  # the least at the end over the least at the beginning: a connection that is opened late
-)
+LEAKED_DESCRIPTORS = 2  # the least at the end over the least earlier on: a connection that is opened late
 LEAST_SAMPLES = 50  # in each quarter of a driver's life, for its descriptors to be judged
 LEAST_TRIALS = 100  # that a driver must have seen for its growth to be judged
 _LOOK_SECONDS = 0.5
@@ -57,9 +56,9 @@ UNREACHABLE = 5  # exit code: the database cannot be used
 
 @dataclass
 class Incarnation:
-    """One life of a driver: finished trials of the study, resident bytes, descriptors, as time goes on."""
+    """One life of a driver: finished trials of the study, resident bytes, descriptors by what they are."""
 
-    samples: list[tuple[int, int, int]] = field(default_factory=list)
+    samples: list[tuple[int, int, Counter[str]]] = field(default_factory=list)
 
     def slope_bytes(self) -> float | None:
         """Return by how much it grew per trial over its second half; None when it lived too short."""
@@ -69,17 +68,32 @@ class Incarnation:
             return None
         return statistics.linear_regression(counts, [size for _, size, _ in later]).slope
 
-    def leaked_descriptors(self) -> int:
-        """Return how many more it never went below in its last quarter than in its first.
+    def leaked_descriptors(self) -> Counter[str]:
+        """Return what it never had fewer of in its last quarter than in its second, and how many more.
 
         How many trials run at once, and how many connections are open, goes up and down; what is
-        leaked stays.
+        leaked stays. In its first quarter a driver still opens what it works with.
         """
         quarter = len(self.samples) // 4
         if quarter < LEAST_SAMPLES:
-            return 0
-        early, late = self.samples[:quarter], self.samples[-quarter:]
-        return min(fds for _, _, fds in late) - min(fds for _, _, fds in early)
+            return Counter()
+        return _fewest(self.samples[-quarter:]) - _fewest(self.samples[quarter : 2 * quarter])
+
+
+def _fewest(samples: list[tuple[int, int, Counter[str]]]) -> Counter[str]:
+    """Return the fewest descriptors of each kind."""
+    kinds = {kind for _, _, descriptors in samples for kind in descriptors}
+    return Counter({kind: min(descriptors[kind] for _, _, descriptors in samples) for kind in kinds})
+
+
+def descriptors_of(pid: int) -> Counter[str]:
+    """Return a process's open descriptors, by what they are: `pipe`, `socket`, or a file's name."""
+    found: Counter[str] = Counter()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            target = link.readlink()
+            found[target.name if target.is_absolute() else re.sub(r":\[\d+\]$", "", str(target))] += 1
+    return found
 
 
 class Driver:
@@ -134,7 +148,7 @@ class Driver:
         """Note its memory and descriptors."""
         memory = process_memory(self._process.pid)
         with contextlib.suppress(OSError):
-            descriptors = len(os.listdir(f"/proc/{self._process.pid}/fd"))  # noqa: PTH208
+            descriptors = descriptors_of(self._process.pid)
             if memory is not None:
                 self.lives[-1].samples.append((finished, memory.resident_bytes, descriptors))
 
@@ -244,11 +258,13 @@ class Soak:
             time.sleep(0.1)
         lives = [life for driver in self.drivers for life in driver.lives]
         slopes = [slope for life in lives if (slope := life.slope_bytes()) is not None]
-        leaked = max(life.leaked_descriptors() for life in lives)
+        leaked = [dict(life.leaked_descriptors()) for life in lives]
         wrong = check(self._url, self._folder / "runs", self._trials)
         wrong["drivers end well"] = [problem for driver in self.drivers for problem in driver.problems]
         wrong["no process is left"] = [command for _, command in left]
-        wrong["no descriptor is leaked"] = [f"{leaked} more"] if leaked > LEAKED_DESCRIPTORS else []
+        wrong["no descriptor is leaked"] = [
+            f"more than before: {kinds}" for kinds in leaked if sum(kinds.values()) > LEAKED_DESCRIPTORS
+        ]
         wrong["drivers do not grow"] = [
             f"{slope / 1024:.0f} KiB per trial" for slope in slopes if slope > SLOPE_BYTES
         ]
@@ -261,8 +277,8 @@ class Soak:
             "starts_refused": sum(driver.refused for driver in self.drivers),
             "outcomes": dict(outcomes),
             "slopes_bytes_per_trial": slopes,
-            "most_descriptors": max((fds for life in lives for _, _, fds in life.samples), default=0),
-            "leaked_descriptors": [life.leaked_descriptors() for life in lives],
+            "most_descriptors": max((fds.total() for life in lives for _, _, fds in life.samples), default=0),
+            "leaked_descriptors": leaked,
             "wrong": wrong,
         }
 

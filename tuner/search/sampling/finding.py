@@ -13,6 +13,7 @@ from tuner.search.sampling.rehearsal import Draw
 from tuner.search.sampling.sources import Source
 
 MOST_REJECTIONS = 200
+MOST_REPEATS = 8  # in a row: a sampler that has found its optimum draws it again and again
 
 Found = tuple[Draw, Forecast]
 
@@ -89,10 +90,15 @@ class Finder:
         )
 
     def _first_likely(self, source: Source) -> Found | None:
-        while len(self._rejections) < MOST_REJECTIONS and (draw := source.draw()) is not None:
+        repeats = 0
+        while len(self._rejections) < MOST_REJECTIONS and repeats < MOST_REPEATS:
+            if (draw := source.draw()) is None:
+                break
             self._draws += 1
             if self._is_known(draw):
+                repeats += 1
                 continue
+            repeats = 0
             forecast = self._forecast_of(draw)
             if not forecast.fits:
                 self._history.keep(draw, forecast)

@@ -114,7 +114,7 @@ class MemoryFilter(BaseSampler):
     def rehearse(self, study: optuna.Study, trial: FrozenTrial) -> Rehearsal:
         """Find a configuration for a trial, and keep it for its `suggest_*`."""
         given = given_values(trial)
-        drawer = Drawer(study, trial, self._suggest, given)
+        drawer = Drawer(study, trial, self._suggest, given, self.inner)
         finder = Finder(
             self.history,
             self._forecast,
@@ -135,12 +135,11 @@ class MemoryFilter(BaseSampler):
         if self._scores is not None and turn and Promising.is_ready(drawer):
             yield Promising(
                 drawer,
-                self.inner,
                 self.history,
                 self._scores,
                 budget_bytes=self._budget_bytes,
                 seed=self._seed,
             )
         else:
-            yield Inner(drawer, self.inner, self._inner_draws)
+            yield Inner(drawer, self._inner_draws)
         yield Fitting(drawer, self.history, self._budget_bytes, self._seed)

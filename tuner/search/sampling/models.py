@@ -24,6 +24,7 @@ Floats = NDArray[np.float64]
 _TREES = 32
 _MOST_MEMORY_ROWS = 500  # the latest: a fit stays under 50 ms
 _MOST_SCORE_ROWS = 400
+_MOST_KERNEL_ROWS = 200  # for its three hyperparameters; the time of a fit grows with the cube
 _REFIT_GROWTH = 1.25  # hyperparameters are fitted anew when there are so many times more scores
 _BELOW = 0.25  # of the range from the reference to the best score, below which a score counts as no worse
 
@@ -96,7 +97,7 @@ def not_far_below(scores: Floats, worst: float) -> Floats:
 def _fitted_with(count: int) -> int:
     """Return the largest step of the schedule up to `count`."""
     step = 5.0
-    while step * _REFIT_GROWTH <= count:
+    while step * _REFIT_GROWTH <= min(count, _MOST_KERNEL_ROWS):
         step *= _REFIT_GROWTH
     return min(count, int(step))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from optuna.samplers import BaseSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
@@ -34,7 +33,6 @@ class Promising:
 
     Args:
         drawer: Of the trial.
-        inner: Some of the draws are its.
         history: What was traced.
         model: Of the scores; kept from trial to trial.
         budget_bytes: The reference point's memory.
@@ -44,14 +42,13 @@ class Promising:
     def __init__(
         self,
         drawer: Drawer,
-        inner: BaseSampler,
         history: History,
         model: ScoreModel,
         *,
         budget_bytes: int,
         seed: int | None,
     ) -> None:
-        self._drawer, self._inner, self._history, self._model = drawer, inner, history, model
+        self._drawer, self._history, self._model = drawer, history, model
         self._budget_bytes, self._seed = budget_bytes, 0 if seed is None else seed
         self._rng = np.random.default_rng(seed)
         self._scored = _scored(drawer)
@@ -105,7 +102,7 @@ class Promising:
 
     def _candidates(self) -> list[Draw]:
         known = self._history.tried(self._drawer.study, self._drawer.trial.number) | self._history.rejected
-        draws = [self._drawer.draw(self._inner) for _ in range(_INNER)]
+        draws = [self._drawer.draw() for _ in range(_INNER)]
         draws += [self._drawer.draw_uniformly(self._rng) for _ in range(_RANDOM)]
         parents = [draw_of(trial) for trial in self._parents()]
         if parents:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -48,21 +49,31 @@ class Drawer:
         trial: The trial, which is running.
         suggest: The workload's.
         fixed: Values that are given.
+        sampler: The inner one.
     """
 
     def __init__(
-        self, study: optuna.Study, trial: FrozenTrial, suggest: Suggest, fixed: dict[str, object]
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        suggest: Suggest,
+        fixed: dict[str, object],
+        sampler: BaseSampler,
     ) -> None:
         self.study, self.trial = study, trial
-        self._suggest, self._fixed = suggest, fixed
+        self._suggest, self._fixed, self._sampler = suggest, fixed, sampler
 
-    def draw(self, sampler: BaseSampler) -> Draw:
-        """Return a draw of a sampler: what it knows relatively, else independently."""
-        space = sampler.infer_relative_search_space(self.study, self.trial)
-        relative = sampler.sample_relative(self.study, self.trial, space)
+    @functools.cached_property
+    def _space(self) -> dict[str, BaseDistribution]:
+        """Of the inner sampler: it goes through all trials for it, and they are the same for all draws."""
+        return self._sampler.infer_relative_search_space(self.study, self.trial)
+
+    def draw(self) -> Draw:
+        """Return a draw of the inner sampler: what it knows relatively, else independently."""
+        relative = self._sampler.sample_relative(self.study, self.trial, self._space)
 
         def otherwise(name: str, distribution: BaseDistribution) -> Any:
-            return sampler.sample_independent(self.study, self.trial, name, distribution)
+            return self._sampler.sample_independent(self.study, self.trial, name, distribution)
 
         return self._answered(relative, otherwise)
 
@@ -84,15 +95,15 @@ class Drawer:
 class Inner:
     """The inner sampler's draws, so many of them."""
 
-    def __init__(self, drawer: Drawer, sampler: BaseSampler, count: int) -> None:
-        self._drawer, self._sampler, self._left = drawer, sampler, count
+    def __init__(self, drawer: Drawer, count: int) -> None:
+        self._drawer, self._left = drawer, count
 
     def draw(self) -> Draw | None:
         """Return the next draw."""
         if self._left <= 0:
             return None
         self._left -= 1
-        return self._drawer.draw(self._sampler)
+        return self._drawer.draw()
 
     def takes(self, draw: Draw, forecast: Forecast) -> bool:
         """Take whatever fits."""
