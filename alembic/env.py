@@ -9,7 +9,8 @@ from sqlalchemy import Connection
 
 from tuner.store.engine import DEFAULT_URL, open_engine, parse_url
 from tuner.store.migrations import views_aside
-from tuner.store.schema import VERSION_TABLE, VIEWS, metadata
+from tuner.store.schema import VERSION_TABLE, metadata
+from tuner.store.views import VIEWS
 
 
 def include_name(name: str | None, kind: str, parents: object) -> bool:

@@ -10,28 +10,66 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import sqlalchemy
 
 from tuner.cli.main import group
 from tuner.memory.cuda_rules import CATALOGUE
 from tuner.memory.targets import Target, profile_names, resolve_target
 from tuner.memory.workspaces import cublas_workspace_bytes
-from tuner.store.schema import VIEWS, metadata
+from tuner.store.schema import metadata
+from tuner.store.views import SAYS, VIEWS, meaning_of, unit_of
 from tuner.units import MIB, format_bytes
 
 DOCS = Path(__file__).parent
 _WIDTH = 96
 
-_QUERIES = {
+# Each runs as it stands on SQLite and on PostgreSQL; a test does so.
+QUERIES = {
     "All trials, smallest first": (
-        "select number, outcome, value, peak_bytes, predicted_bytes from tuner_trials order by peak_bytes"
+        "SELECT number, outcome, value, peak_bytes, predicted_bytes\nFROM tuner_trials\n"
+        "WHERE study = 'digits_cnn' ORDER BY peak_bytes"
     ),
-    "The front": "select number, value, peak_bytes from tuner_pareto where study = 'digits_cnn' order by peak_bytes",
-    "How far predictions are off, by study": (
-        "select study, count(*), avg(abs(1.0 * predicted_bytes / peak_bytes - 1)) as mean_error "
-        "from tuner_trials where outcome = 'completed' group by study"
+    "The front": (
+        "SELECT number, value, peak_bytes\nFROM tuner_pareto\nWHERE study = 'digits_cnn' ORDER BY peak_bytes"
     ),
-    "What became of the trials": "select study, outcome, count(*) from tuner_trials group by study, outcome",
+    "The best trial in half a gibibyte": (
+        "SELECT number, value, peak_bytes, params\nFROM tuner_pareto\n"
+        "WHERE study = 'digits_cnn' AND peak_bytes <= 536870912\nORDER BY value DESC LIMIT 1"
+    ),
+    "What became of the trials": (
+        "SELECT study, outcome, count(*) AS trials, sum(seconds) AS seconds\nFROM tuner_trials\n"
+        "GROUP BY study, outcome ORDER BY study, trials DESC"
+    ),
+    "How far predictions are off, and how often the band was right": (
+        "SELECT study, mix, count(*) AS trials, avg(abs(error)) AS mean_error,\n"
+        "       avg(CASE WHEN in_band THEN 1.0 ELSE 0.0 END) AS coverage\n"
+        "FROM tuner_predictions WHERE error IS NOT NULL\nGROUP BY study, mix"
+    ),
+    "Launches that did not fit although they were thought to": (
+        "SELECT study, number, fits_probability, predicted_bytes, budget_bytes\nFROM tuner_predictions\n"
+        "WHERE outcome = 'out_of_memory' AND verdict = 'launch'"
+    ),
+    "Which phase peaks": (
+        "SELECT phase, count(*) AS trials, avg(1.0 * phase_bytes / peak_bytes) AS share_of_peak\n"
+        "FROM tuner_memory WHERE outcome = 'completed'\nGROUP BY phase ORDER BY share_of_peak DESC"
+    ),
+    "A metric at the third epoch": (
+        "SELECT number, value\nFROM tuner_metrics\n"
+        "WHERE study = 'digits_cnn' AND name = 'accuracy' AND epoch = 3\nORDER BY value DESC"
+    ),
+    "How much of what was set aside was used, by device": (
+        "SELECT device, count(*) AS launches, avg(waiting_seconds) AS waiting_seconds,\n"
+        "       avg(1.0 * peak_bytes / reservation_bytes) AS share_used\n"
+        "FROM tuner_devices GROUP BY device"
+    ),
+    "What was turned away before a trial was spent": (
+        "SELECT study, count(*) AS configurations, min(predicted_bytes) AS smallest_bytes\n"
+        "FROM tuner_rejections GROUP BY study"
+    ),
 }
+
+
+DUCKDB_QUERY = "SELECT outcome, count(*) AS trials, median(peak_bytes) AS median_bytes\nFROM 'trials.parquet' GROUP BY outcome"
 
 
 def cli_page() -> Iterator[str]:
@@ -70,19 +108,43 @@ def database_page() -> Iterator[str]:
         "SQLite by default, PostgreSQL for teams. Sizes are bytes, durations seconds, moments UTC.\n"
     )
     yield "## Views\n"
-    yield "`tuner_trials`: a row per trial, with its study. `tuner_pareto`: the trials on each study's front.\n"
-    for name, statement in VIEWS.items():
-        yield f"### {name}\n\n```sql{statement}\n```\n"
+    yield (
+        "What people and scripts query. A version of vram-tuner may add views and columns; those that are here keep\n"
+        "their names and meanings. They read our tables only, never Optuna's.\n"
+    )
+    yield "| view | rows |\n|---|---|"
+    yield "\n".join(f"| [`{name}`](#{name}) | {says} |" for name, says in SAYS.items()) + "\n"
+    for view, columns in _columns_of_views().items():
+        yield f"### {view}\n\n{SAYS[view].capitalize()}.\n\n| column | unit | meaning |\n|---|---|---|"
+        yield "\n".join(f"| `{c}` | {unit_of(c)} | {meaning_of(view, c)} |" for c in columns) + "\n"
     yield "## Tables\n"
     for table in metadata.sorted_tables:
         yield f"### {table.name}\n\n| column | type | meaning |\n|---|---|---|"
         rows = (f"| `{c.name}` | {str(c.type).lower()} | {c.comment or ''} |" for c in table.columns)
         yield "\n".join(rows) + "\n"
     yield "## Queries\n"
-    for title, query in _QUERIES.items():
+    yield (
+        "`tuner query 'SELECT …'` runs one statement, read-only, on the database of `--storage` or `TUNER_STORAGE`, and\n"
+        "prints a table, JSON or CSV. The same statements work in `sqlite3 tuner.db`, `psql URL`, and from pandas:\n"
+    )
+    yield '```python\npandas.read_sql("SELECT * FROM tuner_trials", "sqlite:///tuner.db")\n```\n'
+    yield "DuckDB reads what `tuner export digits_cnn -o trials.parquet` writes:\n"
+    yield f"```sql\n{DUCKDB_QUERY}\n```\n"
+    for title, query in QUERIES.items():
         yield f"{title}:\n\n```sql\n{query}\n```\n"
-    yield 'From a shell: `sqlite3 tuner.db "select …"` or `psql URL -c "select …"`; from pandas:\n'
-    yield '```python\npandas.read_sql("select * from tuner_trials", "sqlite:///tuner.db")\n```'
+
+
+def _columns_of_views() -> dict[str, list[str]]:
+    """Return each view's columns, as a database has them."""
+    engine = sqlalchemy.create_engine("sqlite://")
+    with engine.begin() as connection:
+        metadata.create_all(connection)
+        for statement in VIEWS.values():
+            connection.exec_driver_sql(statement)
+        found = sqlalchemy.inspect(connection)
+        columns = {view: [str(column["name"]) for column in found.get_columns(view)] for view in VIEWS}
+    engine.dispose()
+    return columns
 
 
 def targets_page() -> Iterator[str]:

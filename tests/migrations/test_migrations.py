@@ -21,7 +21,8 @@ from tests.migrations.databases import contents, opened, sql, upgraded
 from tuner.errors import SchemaError, StoreError
 from tuner.store import migrations
 from tuner.store.engine import open_engine, parse_url, store_errors
-from tuner.store.schema import VERSION_TABLE, VIEWS, metadata
+from tuner.store.schema import VERSION_TABLE, metadata
+from tuner.store.views import VIEWS
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "alembic"
 OURS = {*metadata.tables, VERSION_TABLE}

@@ -22,7 +22,7 @@ from tuner.records import Owner
 from tuner.store import migrations
 from tuner.store.engine import parse_url
 from tuner.store.opening import reading
-from tuner.store.schema import VIEWS
+from tuner.store.views import VIEWS
 
 ELSEWHERE = Owner(host="another-host", boot_id="b", pid=7, started="1")
 OWNERS = {"owner_host", "owner_boot_id", "owner_pid", "owner_started", "owner_seen_at", "stop_reason"}
@@ -30,6 +30,7 @@ NEWER = {
     "device", "attempt", "attempts", "waiting_seconds", "used_before_bytes", "device_wide_bytes",
     "host_peak_bytes", "growth_bytes", "timeline", "driver_id", "late_result", "epoch_peak_bytes",
     "epoch_allocated_bytes", "epoch_reserved_bytes", "draws", "rehearsal_seconds", "rejection_id",
+    "mix",
 }  # fmt: skip
 TABLES = ("tuner_study", "tuner_trial", "tuner_metric")
 
@@ -64,6 +65,16 @@ def test_rows_survive_the_way_there_back_and_there_again(storage: str) -> None:
     assert upgraded(storage)
     assert contents(storage).keys() == second.keys()
     assert kept(storage) == before
+
+
+def test_the_mix_of_earlier_predictions_is_found(storage: str) -> None:
+    fill_0001(storage)
+    sql(
+        storage,
+        """UPDATE tuner_trial SET prediction = '{"mix": "compiled"}', predicted_bytes = 1 WHERE number = 1""",
+    )
+    upgraded(storage)
+    assert sql(storage, "SELECT DISTINCT number FROM tuner_trial WHERE mix = 'compiled'") == [(1,)]
 
 
 def test_the_reader_reads_what_the_first_revision_wrote(storage: str) -> None:

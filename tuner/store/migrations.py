@@ -21,7 +21,8 @@ from sqlalchemy import Connection, Engine, inspect, text
 from tuner.errors import SchemaError
 from tuner.store.locks import exclusive
 from tuner.store.older_drivers import refuse_older_drivers
-from tuner.store.schema import VERSION_TABLE, VIEWS
+from tuner.store.schema import VERSION_TABLE
+from tuner.store.views import VIEWS
 
 LOCK = "migration"
 

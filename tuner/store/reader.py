@@ -28,6 +28,7 @@ from tuner.store.transactions import Transactional, in_utc, snapshot
 
 _OF_ONE_TRIAL = ("prediction", "timeline", "late_result")  # too large to be read for every trial of a study
 _TRIAL_FIELDS = [f.name for f in dataclasses.fields(TrialRecord) if f.name not in _OF_ONE_TRIAL]
+TRIAL_COLUMNS = [schema.trial.c[name] for name in _TRIAL_FIELDS]
 _METRIC_FIELDS = [f.name for f in dataclasses.fields(MetricRecord)]
 _TRIALS_AT_ONCE = 500  # in one query, well below the number of values that a statement may hold
 _STUDY_FIELDS = [f.name for f in dataclasses.fields(StudyRecord)]
@@ -66,12 +67,13 @@ class Reader(Transactional):
         self, connection: Connection, study_id: int, outcomes: Sequence[str] = ()
     ) -> list[TrialRecord]:
         """Return a study's trials by number, without their whole predictions and their timelines."""
-        columns = [schema.trial.c[name] for name in _TRIAL_FIELDS]
-        query = select(*columns).where(schema.trial.c.study_id == study_id).order_by(schema.trial.c.number)
+        query = (
+            select(*TRIAL_COLUMNS).where(schema.trial.c.study_id == study_id).order_by(schema.trial.c.number)
+        )
         if outcomes:
             shown = func.coalesce(schema.trial.c.outcome, "running")
             query = query.where(shown.in_(outcomes))
-        return [_trial(row) for row in connection.execute(query)]
+        return [trial_of(row) for row in connection.execute(query)]
 
     @snapshot
     def trial(self, connection: Connection, study_id: int, number: int) -> TrialRecord:
@@ -88,7 +90,7 @@ class Reader(Transactional):
             raise UsageError(f"the study has no trial {number}")
         prediction = None if row.prediction is None else Prediction.from_json(row.prediction)
         return dataclasses.replace(
-            _trial(row), prediction=prediction, timeline=row.timeline, late_result=row.late_result
+            trial_of(row), prediction=prediction, timeline=row.timeline, late_result=row.late_result
         )
 
     @snapshot
@@ -187,7 +189,8 @@ def _study(row: Row[Any]) -> StudyRecord:
     return StudyRecord(**fields)
 
 
-def _trial(row: Row[Any]) -> TrialRecord:
+def trial_of(row: Row[Any]) -> TrialRecord:
+    """Return a row of TRIAL_COLUMNS as a record."""
     fields = {name: getattr(row, name) for name in _TRIAL_FIELDS}
     fields["outcome"] = row.outcome or "running"
     for name in ("phases", "metrics", "environment"):

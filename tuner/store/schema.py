@@ -120,6 +120,7 @@ trial = Table(
     Column("predicted_low_bytes", BigInteger, comment="the same, 2.5 % quantile"),
     Column("predicted_high_bytes", BigInteger, comment="the same, 97.5 % quantile"),
     Column("predicted_allocated_bytes", BigInteger, comment="predicted peak of the allocator's live blocks"),
+    Column("mix", String(32), comment="the mix of operators: trials of the same mix calibrate one another"),
     Column("prediction", JSON, comment="the whole prediction, as `tuner predict -f json` prints it"),
     Column("reservation_bytes", BigInteger, comment="the cap the trial ran under"),
     Column("device", String(255), comment="the device it ran on: a GPU's UUID, or cpu@HOST"),
@@ -228,41 +229,15 @@ metric = Table(
     Column("epoch_reserved_bytes", BigInteger, comment="peak of segments within the epoch; CUDA only"),
 )
 
-# A front's point needs a finite value: ±inf and NaN cannot be compared with memory. NaN is larger
-# than every number to PostgreSQL and NULL to SQLite, so that the bound (the largest finite double)
-# leaves it out on both.
-VIEWS = {
-    "tuner_trials": """
-CREATE VIEW tuner_trials AS
-SELECT s.name AS study, t.number, coalesce(t.outcome, 'running') AS outcome, t.value, s.metric,
-       s.direction, t.peak_bytes, t.predicted_bytes, t.predicted_low_bytes, t.predicted_high_bytes,
-       t.allocated_bytes, t.predicted_allocated_bytes, t.reserved_bytes, t.baseline_bytes,
-       t.growth_bytes, t.host_peak_bytes, t.device, t.reservation_bytes, t.attempt, t.waiting_seconds,
-       s.budget_bytes, t.verdict, t.fits_probability, t.audit, t.params, t.metrics, t.reason,
-       t.seconds, t.prediction_seconds, t.draws, t.rehearsal_seconds, t.asked_at, t.started_at,
-       t.ended_at, t.run_folder, t.id AS trial_id,
-       s.id AS study_id
-FROM tuner_trial t JOIN tuner_study s ON s.id = t.study_id""",
-    "tuner_rejections": """
-CREATE VIEW tuner_rejections AS
-SELECT s.name AS study, r.number, r.place, r.params, r.predicted_bytes, s.budget_bytes, r.reason,
-       s.id AS study_id
-FROM tuner_rejection r JOIN tuner_study s ON s.id = r.study_id""",
-    "tuner_pareto": """
-CREATE VIEW tuner_pareto AS
-SELECT study, number, value, metric, direction, peak_bytes, budget_bytes, params, trial_id, study_id
-FROM (
-    SELECT feasible.*,
-           max(score) OVER (PARTITION BY study_id ORDER BY peak_bytes
-               RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS best_up_to_here,
-           max(score) OVER (PARTITION BY study_id ORDER BY peak_bytes
-               RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW EXCLUDE GROUP) AS best_below
-    FROM (
-        SELECT t.*, CASE WHEN direction = 'maximize' THEN value ELSE -value END AS score
-        FROM tuner_trials t
-        WHERE outcome = 'completed' AND peak_bytes <= budget_bytes
-          AND abs(value) <= 1.7976931348623157e308
-    ) feasible
-) ranked
-WHERE score = best_up_to_here AND (best_below IS NULL OR score > best_below)""",
-}
+importance = Table(
+    "tuner_importance",
+    metadata,
+    Column("study_id", ForeignKey(study.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("objective", String(16), primary_key=True, comment="value (of the metric) or memory"),
+    Column("name", String(255), primary_key=True, comment="the parameter"),
+    Column(
+        "importance", Double, nullable=False, comment="share of what varies; all of an objective add up to 1"
+    ),
+    Column("trials", Integer, nullable=False, comment="completed trials that it was computed from"),
+    Column("computed_at", DateTime(timezone=True), nullable=False, comment="UTC"),
+)

@@ -38,6 +38,11 @@ class Transactional:
     def __init__(self, engine: Engine, patience: Patience = at_once) -> None:
         self._engine, self._patience = engine, patience
 
+    @property
+    def engine(self) -> Engine:
+        """The database, for another reader of it."""
+        return self._engine
+
 
 Self = TypeVar("Self", bound=Transactional)
 

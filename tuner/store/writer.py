@@ -110,6 +110,7 @@ class Writer(Transactional):
             predicted_low_bytes=None if device is None else device.low,
             predicted_high_bytes=None if device is None else device.high,
             predicted_allocated_bytes=prediction.allocated_bytes,
+            mix=prediction.mix,
             prediction=to_storable(prediction.to_json()),
             prediction_seconds=prediction.seconds,
         )
