@@ -29,7 +29,7 @@ def test_generated_pages_are_up_to_date() -> None:
 
 
 def test_readme_commands_run(tuner: Tuner) -> None:
-    """Every `tuner` command of README, in its order, with fewer trials; the app, and what needs more, have tests of their own."""
+    """Every `tuner` command of README with fewer trials; `app` and `importance` have their own tests."""
     lines = [line.split("#")[0].strip() for block in blocks(README, "sh") for line in block.splitlines()]
     commands = [shlex.split(line.removeprefix(".venv/bin/")) for line in lines if "tuner " in line]
     commands = [words[1:] for words in commands if words[0] == "tuner"]

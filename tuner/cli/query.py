@@ -45,11 +45,16 @@ def command(sql: str, storage: str | None, limit: int, timeout: float, form: str
     names = _distinct(answer.columns)
     rows = [dict(zip(names, row, strict=True)) for row in answer.rows]
     columns = [
-        Column(name, name, right=any(isinstance(row[name], int | float) for row in rows)) for name in names
+        Column(name, name, _shown, right=any(isinstance(row[name], int | float) for row in rows))
+        for name in names
     ]
     emit(rows, columns, form, empty="no rows")
     if answer.truncated:
         click.echo(f"only the first {limit} rows are shown; all of them: --limit 0", err=True)
+
+
+def _shown(value: object) -> str:
+    return "–" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _distinct(names: tuple[str, ...]) -> list[str]:
