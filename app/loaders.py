@@ -42,17 +42,18 @@ def open_database() -> Database:
     text = os.environ.get("TUNER_STORAGE", DEFAULT_URL)
     url = parse_url(text)
     with store_errors(url):
-        _engine(text)
+        engine_of(text)
     return Database(text, describe_url(url))
 
 
 @st.cache_resource(show_spinner=False)
-def _engine(url_text: str) -> Engine:
+def engine_of(url_text: str) -> Engine:
+    """Return the engine of a database that was opened before; it reads only."""
     return open_existing(parse_url(url_text), busy_timeout_seconds=_LOCKED_AFTER_SECONDS)
 
 
 def _reader(database: Database) -> Reader:
-    return Reader(_engine(database.url_text))
+    return Reader(engine_of(database.url_text))
 
 
 def load_studies(database: Database) -> list[StudyRecord]:
@@ -63,20 +64,7 @@ def load_studies(database: Database) -> list[StudyRecord]:
 
 @st.cache_data(ttl=FRESH_SECONDS, show_spinner=False)
 def _studies(url_text: str) -> list[StudyRecord]:
-    return Reader(_engine(url_text)).studies()
-
-
-def load_trials(database: Database, study: StudyRecord) -> tuple[list[TrialRecord], list[int]]:
-    """Return a study's trials, and the numbers of those on its front."""
-    with store_errors(parse_url(database.url_text)):
-        return _trials(database.url_text, study.id, study.created_at.isoformat())
-
-
-@st.cache_data(ttl=FRESH_SECONDS, show_spinner=False)
-def _trials(url_text: str, study_id: int, created_at: str) -> tuple[list[TrialRecord], list[int]]:
-    # `created_at` is part of the key: a study that was deleted and made anew may have the same id.
-    reader = Reader(_engine(url_text))
-    return reader.trials(study_id), [trial.number for trial in reader.front(study_id)]
+    return Reader(engine_of(url_text)).studies()
 
 
 def load_trial(database: Database, study: StudyRecord, number: int) -> tuple[TrialRecord, list[MetricRecord]]:
@@ -98,10 +86,17 @@ def load_log(trial: TrialRecord) -> str:
 
 
 def table_of(study: StudyRecord, trials: list[TrialRecord], front: list[int]) -> pd.DataFrame:
-    """Return trials as a table: a column per parameter, sizes in MiB, one type per column."""
+    """Return trials as a table: a column per parameter, sizes in MiB, one type per column.
+
+    `attrs["params"]` names the columns of parameters.
+    """
     on_front = set(front)
     metric = f"metric {study.metric}" if study.metric in _COLUMNS else study.metric
     taken = {*_COLUMNS, metric}
+
+    def shown_as(name: str) -> str:
+        return f"param {name}" if name in taken else name
+
     rows: list[dict[str, Any]] = [
         {
             "trial": trial.number,
@@ -112,18 +107,27 @@ def table_of(study: StudyRecord, trials: list[TrialRecord], front: list[int]) ->
             "predicted MiB": _mib(trial.predicted_bytes),
             "allocated MiB": _mib(trial.allocated_bytes),
             "seconds": trial.seconds,
-            **{f"param {name}" if name in taken else name: value for name, value in trial.params.items()},
+            **{shown_as(name): value for name, value in params_of(trial).items()},
             "reason": trial.reason or "",
         }
         for trial in trials
     ]
-    table = pd.DataFrame(rows)
+    always = ["trial", "outcome", "on front", metric, "peak MiB", "predicted MiB", "allocated MiB", "seconds"]
+    table = pd.DataFrame(rows, columns=None if rows else [*always, "reason"])
+    table.attrs["params"] = list(
+        dict.fromkeys(shown_as(name) for trial in trials for name in params_of(trial))
+    )
     for column in table.columns:
         if table[column].dtype == object and column not in ("outcome", "reason"):
             numbers = pd.to_numeric(table[column], errors="coerce")
             mixed = numbers.isna() & table[column].notna()
             table[column] = table[column].map(_as_text) if mixed.any() else numbers
     return table
+
+
+def params_of(trial: TrialRecord) -> dict[str, Any]:
+    """Return a trial's params by name; what is no dictionary has the name `params`."""
+    return trial.params if isinstance(trial.params, dict) else {"params": trial.params}
 
 
 def _as_text(value: Any) -> str | None:

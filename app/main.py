@@ -12,23 +12,30 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from app.loaders import open_database
 from app.selection import choose_study
-from app.views import front, trial, trials
+from app.views import compare, devices, front, predictions, search, trial, trials
 from app.words import explain
 from tuner.errors import TunerError
+
+_PAGES = {
+    "front": (front, ":material/show_chart:"),
+    "trials": (trials, ":material/table:"),
+    "trial": (trial, ":material/biotech:"),
+    "predictions": (predictions, ":material/target:"),
+    "devices": (devices, ":material/memory:"),
+    "search": (search, ":material/travel_explore:"),
+    "compare": (compare, ":material/compare_arrows:"),
+}
 
 
 def main() -> None:
     """Draw the chosen page, or say in a sentence why there is nothing to draw."""
     st.set_page_config(page_title="vram-tuner", layout="wide")
-    page = st.navigation(
-        [
-            st.Page(
-                front.render, title="Front", icon=":material/show_chart:", url_path="front", default=True
-            ),
-            st.Page(trials.render, title="Trials", icon=":material/table:", url_path="trials"),
-            st.Page(trial.render, title="Trial", icon=":material/biotech:", url_path="trial"),
-        ]
-    )
+    pages = {
+        name: st.Page(view.render, title=name.capitalize(), icon=icon, url_path=name, default=name == "front")
+        for name, (view, icon) in _PAGES.items()
+    }
+    page = st.navigation(list(pages.values()))
+    st.session_state["pages"] = pages
     try:
         database = open_database()
         chosen = choose_study(database)

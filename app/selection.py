@@ -8,6 +8,8 @@ from app.loaders import Database, load_studies
 from app.words import plain
 from tuner.store.rows import StudyRecord
 
+_SELECTED = "selected"  # numbers of brushed trials, with commas
+
 
 def choose_study(database: Database) -> StudyRecord | None:
     """Let the user choose a study; return it, or None when there is none."""
@@ -22,6 +24,8 @@ def choose_study(database: Database) -> StudyRecord | None:
         st.warning("There is no study of that name here; showing the newest one.")
         wanted = names[0]
     name = st.sidebar.selectbox("Study", names, index=names.index(wanted), key="study_choice")
+    if name != st.session_state.get("study_name", name):
+        keep_selected([])  # the other study's numbers mean other trials
     st.session_state["study_name"] = name
     st.query_params["study"] = name
     st.sidebar.caption(f"database: {plain(database.place)}")
@@ -42,3 +46,17 @@ def wanted_number(numbers: list[int]) -> int:
     if text:
         st.warning("There is no trial of that number in this study.")
     return numbers[0]
+
+
+def keep_selected(numbers: list[int]) -> None:
+    """Put the numbers of brushed trials into the address; none of them takes them out."""
+    if numbers:
+        st.query_params[_SELECTED] = ",".join(map(str, numbers))
+    else:
+        st.query_params.pop(_SELECTED, None)
+
+
+def selected_numbers() -> list[int]:
+    """Return the numbers in the address; what is no number is passed over."""
+    texts = st.query_params.get(_SELECTED, "").split(",")[:1000]
+    return [int(text) for text in texts if text.isascii() and text.isdigit() and len(text) < 10]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pandas as pd
 import streamlit as st
 
-from app.charts import category_figure, metrics_figure
-from app.loaders import load_log, load_trial, load_trials
+from app.live import chart
+from app.loaders import load_log, load_trial
+from app.reading import StudyReading
 from app.selection import chosen, wanted_number
+from app.trial_charts import category_figure, metrics_figure, timeline_figure
 from app.words import plain
+from tuner.store.overview import Overview, TrialFilter
 from tuner.store.rows import MetricRecord, StudyRecord, TrialRecord
 from tuner.units import format_bytes, format_seconds
 
@@ -16,28 +21,60 @@ from tuner.units import format_bytes, format_seconds
 def render() -> None:
     """Draw the page."""
     database, study = chosen()
+    read = StudyReading(database, study)
     st.title("Trial")
-    trials, front = load_trials(database, study)
-    if not trials:
+    numbers = read(Overview, Overview.numbers)
+    if not numbers:
         st.info("The study has no trials yet.")
         return
-    numbers = [trial.number for trial in trials]
-    first = front[-1] if front and "trial" not in st.query_params else wanted_number(numbers)
+    front, _ = read.frame(Overview, Overview.front, budget_bytes=study.budget_bytes)
+    best = int(front["number"].iloc[-1]) if len(front) else None
+    first = best if best is not None and "trial" not in st.query_params else wanted_number(numbers)
     number = st.selectbox(f"Trial of {plain(study.name)}", numbers, index=numbers.index(first))
     st.query_params["trial"] = str(number)
     trial, metrics = load_trial(database, study, number)
+    beside = _beside(read, trial, best)
     _outcome(study, trial)
     left, right = st.columns(2)
     with left:
         st.subheader("Memory")
-        st.plotly_chart(category_figure(trial), width="stretch", key="categories")
-        st.dataframe(_memory_table(study, trial), width="stretch", hide_index=True)
+        chart(category_figure(trial), "categories", "Predicted memory by category beside the measured peak")
+        st.dataframe(_memory_table(study, trial), width="stretch", hide_index=True, placeholder="")
     with right:
         st.subheader("Parameters")
-        params = {"parameter": list(trial.params), "value": [str(value) for value in trial.params.values()]}
-        st.dataframe(pd.DataFrame(params), width="stretch", hide_index=True)
+        st.dataframe(_params_table(trial, beside), width="stretch", hide_index=True, placeholder="")
         _metrics(metrics)
+    if trial.timeline is not None:
+        st.subheader("Memory over time")
+        chart(timeline_figure(trial, study), "timeline", "Device memory over time, by phase")
+    st.subheader("Again")
+    st.code(f"tuner rerun {shlex.quote(study.name)} {trial.number}", language="shell")
     _details(trial)
+
+
+def _beside(read: StudyReading, trial: TrialRecord, best: int | None) -> dict[str, TrialRecord]:
+    """Return the trials that this one is compared with: the best, and the one that it runs again."""
+    wanted = {"best": best, "repeated": trial.repeats}
+    numbers = tuple(number for number in wanted.values() if number not in (None, trial.number))
+    found = {one.number: one for one in read(Overview, Overview.trials, TrialFilter(numbers=numbers))}
+    return {
+        f"{name}: {number}": found[number]
+        for name, number in wanted.items()
+        if number is not None and number in found
+    }
+
+
+def _params_table(trial: TrialRecord, beside: dict[str, TrialRecord]) -> pd.DataFrame:
+    columns = {"value": trial, **beside}
+    params = {
+        title: one.params if isinstance(one.params, dict) else {"params": one.params}
+        for title, one in columns.items()
+    }
+    names = list(dict.fromkeys(name for row in params.values() for name in row))
+    shown = {
+        title: [str(row[name]) if name in row else "" for name in names] for title, row in params.items()
+    }
+    return pd.DataFrame({"parameter": names, **shown})
 
 
 def _outcome(study: StudyRecord, trial: TrialRecord) -> None:
@@ -79,7 +116,7 @@ def _memory_table(study: StudyRecord, trial: TrialRecord) -> pd.DataFrame:
 def _metrics(metrics: list[MetricRecord]) -> None:
     st.subheader("Metrics")
     if metrics:
-        st.plotly_chart(metrics_figure(metrics), width="stretch", key="metrics")
+        chart(metrics_figure(metrics), "metrics", "Metrics over epochs")
     else:
         st.caption("nothing was reported")
 

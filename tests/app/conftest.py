@@ -13,7 +13,7 @@ from streamlit.util import calc_hash
 from tests.conftest import ROOT
 
 MAIN = ROOT / "app" / "main.py"
-PAGES = ("front", "trials", "trial")
+PAGES = ("front", "trials", "trial", "predictions", "devices", "search", "compare")
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,10 @@ from typing import Any
 
 from tuner.processes import this_process
 from tuner.records import Band, EpochMetrics, Failure, Outcome, Peaks, Prediction, TrialResult, Verdict
-from tuner.store import migrations
+from tuner.store import migrations, schema
 from tuner.store.drivers import Drivers
-from tuner.store.engine import open_engine, parse_url
+from tuner.store.engine import Engine, open_engine, parse_url
+from tuner.store.reader import Reader
 from tuner.store.rows import NewStudy
 from tuner.store.writer import Writer
 
@@ -83,19 +84,48 @@ def fill(url: str, name: str = "digits", numbers: Any = range(TRIALS), **changes
     engine = open_engine(parse_url(url))
     try:
         migrations.upgrade(engine)
-        writer = Writer(engine)
-        study_id = writer.create_study(new_study(name, **changes))
-        driver_id = Drivers(engine).join(study_id, this_process())
-        for number in numbers:
-            trial_id = writer.add_trial(study_id, number, params(number), driver_id=driver_id)
-            writer.record_prediction(trial_id, prediction(number))
-            if number not in PRUNED:
-                folder = Path(parse_url(url).database or "").parent / "runs" / str(number)
-                writer.record_launch(trial_id, run_folder=str(folder), reservation_bytes=None)
-            if number != RUNNING:
-                writer.record_result(trial_id, result(number))
+        study_id = Writer(engine).create_study(new_study(name, **changes))
+        _add(engine, url, study_id, numbers)
     finally:
         engine.dispose()
+
+
+def grow(url: str, name: str, numbers: Any) -> None:
+    """Add trials to a study that is there."""
+    engine = open_engine(parse_url(url))
+    try:
+        _add(engine, url, Reader(engine).study(name).id, numbers)
+    finally:
+        engine.dispose()
+
+
+def remove(url: str, name: str) -> None:
+    """Delete a study."""
+    engine = open_engine(parse_url(url))
+    try:
+        with engine.begin() as connection:
+            connection.execute(schema.study.delete().where(schema.study.c.name == name))
+    finally:
+        engine.dispose()
+
+
+def _add(engine: Engine, url: str, study_id: int, numbers: Any) -> None:
+    writer = Writer(engine)
+    driver_id = Drivers(engine).join(study_id, this_process())
+    for number in numbers:
+        trial_id = writer.add_trial(study_id, number, params(number), driver_id=driver_id)
+        writer.record_prediction(trial_id, prediction(number))
+        if number not in PRUNED:
+            folder = Path(parse_url(url).database or "").parent / "runs" / str(number)
+            writer.record_launch(
+                trial_id,
+                run_folder=str(folder),
+                reservation_bytes=predicted_mib(number) * MIB,
+                device="cpu@here",
+                waiting_seconds=1.0,
+            )
+        if number != RUNNING:
+            writer.record_result(trial_id, result(number))
 
 
 def prediction(number: int) -> Prediction:

@@ -7,6 +7,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import streamlit as st
+from sqlalchemy.engine.default import DefaultDialect
 from streamlit.testing.v1 import AppTest
 
 from tests.app import data
@@ -58,7 +60,11 @@ def test_trials_are_filtered(url: str) -> None:
     outcomes = Counter(app.dataframe[0].value["outcome"])
     assert (outcomes["running"], outcomes["pruned_memory"], outcomes["error"]) == (1, 7, 3)
     download = app.get("download_button")
-    assert [button.proto.label for button in download] == ["Download as CSV"]
+    assert [button.proto.label for button in download] == [
+        "Download as CSV",
+        "Download as JSON",
+        "Download as Parquet",
+    ]
     app.multiselect[0].set_value(["pruned_memory", "out_of_memory"]).run()
     assert list(app.dataframe[0].value["trial"]) == [*data.PRUNED, *data.OUT_OF_MEMORY]
     app.text_input[0].set_value("ADAM").run()
@@ -66,7 +72,7 @@ def test_trials_are_filtered(url: str) -> None:
     assert list(app.dataframe[0].value["trial"]) == odd
     app.multiselect[0].set_value([])
     app.text_input[0].set_value("").run()
-    app.toggle[0].set_value(True).run()
+    next(toggle for toggle in app.toggle if toggle.label == "Only the front").set_value(True).run()
     assert list(app.dataframe[0].value["trial"]) == data.FRONT
 
 
@@ -97,6 +103,7 @@ def test_trial(url: str, number: int, outcome: str, reason: str) -> None:
     assert reason in said(app)
     assert metrics(app)["outcome"] == outcome
     params = app.dataframe[1].value
+    assert list(params.columns[:2]) == ["parameter", "value"]
     shown = dict(zip(params["parameter"], params["value"], strict=True))
     assert shown == {name: str(value) for name, value in data.params(number).items()}
     assert "budget" in list(app.dataframe[0].value["quantity"])
@@ -113,8 +120,13 @@ def test_trial_shows_its_log_and_traceback(url: str) -> None:
     assert any("<script>" in code for code in codes), [path.name for path in log.parent.iterdir()]
 
 
-@pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize("study", ["x'; DROP TABLE tuner_study; --", "", "é\u202e" * 500, "../../etc"])
+@pytest.mark.parametrize(
+    ("name", "study"),
+    [
+        *((name, "x'; DROP TABLE tuner_study; --") for name in PAGES),
+        *(("front", study) for study in ("", "é\u202e" * 500, "../../etc")),
+    ],
+)
 def test_hostile_study_in_the_address(url: str, name: str, study: str) -> None:
     data.fill(url, numbers=range(5))
     app = page(name, study=study)
@@ -134,22 +146,33 @@ def test_hostile_trial_in_the_address(url: str, trial: str) -> None:
     assert rows(url, "SELECT count(*) FROM tuner_trial") == [(5,)]
 
 
-@pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize("study", [data.HOSTILE, "![x](https://evil.invalid/x.png)", ":red[x] **b** $x$"])
+@pytest.mark.parametrize(
+    ("name", "study"),
+    [
+        *((name, data.HOSTILE) for name in PAGES),
+        *((name, ":red[x] **b** $x$ ![x](https://evil.invalid/x.png)") for name in PAGES),
+    ],
+)
 def test_names_are_shown_as_text(url: str, name: str, study: str) -> None:
     data.fill(url, name=study, numbers=range(5), metric=study)
     app = page(name, study=study)
     assert not app.exception
     assert app.sidebar.selectbox[0].value == study
-    assert study in app.text[0].value or name == "trial"
+    assert name in ("trial", "compare") or study in app.text[0].value
     assert not any(markdown.proto.allow_html for markdown in app.markdown)
     labels = [widget.label for widget in [*app.selectbox, *app.metric]]
     assert not any(study in label for label in labels if study != data.HOSTILE), labels
 
 
-@pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize(
-    "param", ["trial", "outcome", "on front", "reason", "seconds", "accuracy", "peak MiB"]
+    ("name", "param"),
+    [
+        *((name, "trial") for name in PAGES),
+        *(
+            ("trials", param)
+            for param in ("outcome", "on front", "reason", "seconds", "accuracy", "peak MiB")
+        ),
+    ],
 )
 def test_param_named_as_a_column(url: str, name: str, param: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "params", lambda number: {param: ["text", 3][number % 2]})
@@ -163,11 +186,11 @@ def test_param_named_as_a_column(url: str, name: str, param: str, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize("numbers", [(), data.PRUNED, (data.RUNNING,), (data.INFINITE,), data.OVER])
+@pytest.mark.parametrize("numbers", [(), data.PRUNED, (data.RUNNING, data.INFINITE), data.OVER])
 def test_study_without_a_front(url: str, name: str, numbers: Any) -> None:
     data.fill(url, numbers=numbers)
     text = said(page(name))
-    if not numbers:
+    if not numbers and name in ("front", "trials", "trial"):
         assert "The study has no trials yet." in text
     elif name == "front":
         assert "The front is empty" in text
@@ -181,3 +204,85 @@ def test_app_never_writes(url: str, name: str) -> None:
     assert contents(url) == before
     files = {path.name for path in path_of(url).parent.iterdir()}
     assert files <= {"tuner.db", "tuner.db-wal", "tuner.db-shm", "tuner.db.migration.lock"}
+
+
+def test_a_page_takes_few_statements(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many trials there are: none is read by itself."""
+    data.fill(url)
+    data.fill(url, name="other", numbers=range(5))
+    for name in PAGES:
+        st.cache_data.clear()
+        statements = counted(monkeypatch)
+        extra = {"studies": "digits"} if name == "compare" else {}
+        said(page(name, study="digits", **extra))
+        assert 0 < len(statements) <= 20, (name, statements)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statements that are run from now on; those that begin and end transactions are left out."""
+    statements: list[str] = []
+    execute = DefaultDialect.do_execute
+
+    def do_execute(self: Any, cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
+        if not statement.startswith("BEGIN"):
+            statements.append(statement)
+        execute(self, cursor, statement, parameters, context)
+
+    monkeypatch.setattr(DefaultDialect, "do_execute", do_execute)
+    monkeypatch.setattr(
+        DefaultDialect,
+        "do_execute_no_params",
+        lambda self, cursor, statement, context=None: (
+            statements.append(statement) or cursor.execute(statement)
+        ),
+    )
+    return statements
+
+
+def test_a_selection_in_the_address_is_shown(url: str) -> None:
+    data.fill(url)
+    app = page(selected="3,5,x,-1,999999")
+    assert "Selected: 3 trials" in "".join(header.value for header in app.subheader)
+    assert list(app.dataframe[0].value["trial"]) == [3, 5]
+
+
+def test_predictions_are_compared(url: str) -> None:
+    data.fill(url)
+    app = page("predictions")
+    shown = metrics(app)
+    assert shown["launches saved"] == str(len(data.PRUNED))
+    assert shown["wrongly pruned"] == "not audited"
+    table = app.dataframe[0].value
+    errors = [
+        abs(data.predicted_mib(number) / data.peak_mib(number) - 1)
+        for number in (*data.WITHIN, data.INFINITE, *data.OVER)
+    ]
+    assert table["trials"].tolist() == [len(errors)]
+    assert table["mean absolute error %"].iloc[0] == pytest.approx(100 * sum(errors) / len(errors))
+    assert table["in the band %"].iloc[0] == 0
+
+
+def test_devices_show_who_waited(url: str) -> None:
+    data.fill(url)
+    app = page("devices")
+    assert len(app.get("plotly_chart")) == 1
+    assert [header.value for header in app.subheader] == ["cpu@here", "Waiting and use"]
+    table = app.dataframe[0].value
+    assert table["launches"].tolist() == [data.TRIALS - len(data.PRUNED)]
+    assert table["mean waiting seconds"].tolist() == [1.0]
+
+
+def test_two_studies_are_compared(url: str) -> None:
+    data.fill(url, name="first")
+    data.fill(url, name="second", seed=7, budget_bytes=512 * data.MIB)
+    app = page("compare", study="second", studies="second")
+    assert "Choose a second study" in said(app)
+    app.multiselect[0].set_value(["first", "second"]).run()
+    assert not app.exception
+    assert len(app.get("plotly_chart")) == 2
+    differing = app.dataframe[0].value
+    assert set(differing["setting"]) == {"budget", "seed"}
+    assert differing.set_index("setting").loc["budget"].to_dict() == {
+        "first": "1.00 GiB",
+        "second": "512.0 MiB",
+    }

@@ -103,7 +103,7 @@ def test_locked_between_two_looks_at_the_front(url: str) -> None:
             database = open_database()
             streamlit.session_state["database"] = database
             streamlit.session_state["study"] = load_studies(database)[0]
-        front._live()
+        front.live(front._draw)
 
     app = AppTest.from_function(rerun, default_timeout=60).run()
     assert len(app.metric) == 5

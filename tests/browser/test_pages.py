@@ -33,11 +33,19 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of the running app, on a filled database."""
-    folder = tmp_path_factory.mktemp("app")
-    url = f"sqlite:///{folder}/tuner.db"
+def filled(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URL of a filled database."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('app')}/tuner.db"
     data.fill(url)
+    data.fill(url, name="older", numbers=range(10), seed=2)
+    data.fill(url, name="newest", numbers=range(12), budget_bytes=400 * data.MIB)
+    return url
+
+
+@pytest.fixture(scope="module")
+def address(filled: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the running app."""
+    folder, url = tmp_path_factory.mktemp("log"), filled
     port = _free_port()
     command = [sys.executable, "-P", "-m", "tuner", "app", "--no-browser", "--port", str(port)]
     environment = clean_environment(TUNER_STORAGE=url)
@@ -77,7 +85,7 @@ def page(request: pytest.FixtureRequest, browser: Browser) -> Iterator[Page]:
 
 
 def test_front_draws_its_chart(page: Page, address: str) -> None:
-    page.goto(address)
+    page.goto(f"{address}/?study=digits")
     _settled(page, "Front")
     chart = page.locator(".js-plotly-plot")
     expect(chart.locator(".scatterlayer path.point").first).to_be_visible(timeout=DRAWS_WITHIN_MS)
@@ -98,7 +106,7 @@ def test_front_draws_its_chart(page: Page, address: str) -> None:
 
 
 def test_pages_are_reached_by_the_navigation(page: Page, address: str) -> None:
-    page.goto(address)
+    page.goto(f"{address}/?study=digits")
     _settled(page, "Front")
     _follow(page, "Trials")
     expect(page.get_by_text(f"{data.TRIALS} of {data.TRIALS} trials")).to_be_visible()
@@ -110,6 +118,10 @@ def test_pages_are_reached_by_the_navigation(page: Page, address: str) -> None:
     expect(page.get_by_text("completed", exact=True).first).to_be_visible()
     assert f"trial={data.FRONT[-1]}" in page.url
     _check_and_keep(page, "trial")
+    for title in ("Predictions", "Devices", "Search", "Compare"):
+        _follow(page, title)
+        expect(page.locator(".js-plotly-plot").first).to_be_visible()
+        _check_and_keep(page, title.lower())
 
 
 def test_csv_holds_every_trial(page: Page, address: str, tmp_path: Path) -> None:
@@ -119,8 +131,83 @@ def test_csv_holds_every_trial(page: Page, address: str, tmp_path: Path) -> None
         page.get_by_text("Download as CSV").click()
     download.value.save_as(tmp_path / "trials.csv")
     lines = (tmp_path / "trials.csv").read_text().splitlines()
-    assert lines[0].startswith("trial,outcome,on front,accuracy,peak MiB,predicted MiB")
-    assert [line.split(",")[0] for line in lines[1:]] == [str(number) for number in range(data.TRIALS)]
+    assert lines[0].startswith("study,number,")
+    assert [line.split(",")[1] for line in lines[1:]] == [str(number) for number in range(data.TRIALS)]
+
+
+@pytest.mark.parametrize("page", [1280], indirect=True)
+def test_what_a_person_does(page: Page, browser: Browser, address: str) -> None:
+    """Choose a study, move the budget, brush, reload, share with a second window, clear."""
+    page.goto(address)
+    _settled(page, "Front")
+    assert "study=newest" in page.url
+    page.get_by_test_id("stSidebar").get_by_role("combobox").first.click()
+    page.get_by_role("option", name="digits").click()
+    expect(page.get_by_text("digits: accuracy (maximize)")).to_be_visible()
+    expect(page.get_by_text("budget", exact=True).nth(1)).to_be_visible()
+    slider = page.get_by_role("slider", name="What if the budget were … (MiB)")
+    expect(slider).to_have_count(1)  # the other study's is going
+    slider.focus()
+    for _ in range(24):
+        slider.press("ArrowLeft")
+    expect(page.locator(".js-plotly-plot").get_by_text("what if").first).to_be_visible()
+    expect(page.get_by_text("1000.0 MiB", exact=True)).to_be_visible()
+    page.wait_for_url(re.compile("budget_mib=1000"))
+
+    heading = page.get_by_role("heading", name=re.compile(r"^Selected: \d+ trials$"))
+    for _ in range(5):  # the page looks again every 3 s, which may end a drag
+        _brush(page)
+        page.wait_for_timeout(4_000)
+        if heading.is_visible():
+            break
+    expect(heading).to_be_visible()
+    said = heading.inner_text()
+    page.wait_for_url(re.compile("selected="))
+    shared = page.url
+    page.reload()
+    _settled(page, "Front")
+    expect(page.get_by_role("heading", name=said)).to_be_visible(timeout=DRAWS_WITHIN_MS)
+    _check_and_keep(page, "front_selected")
+
+    second = browser.new_context(viewport={"width": 1280, "height": 1000}).new_page()
+    second.goto(shared)
+    expect(second.get_by_role("heading", name=said)).to_be_visible(timeout=DRAWS_WITHIN_MS)
+    expect(second.get_by_text("1000.0 MiB", exact=True)).to_be_visible()
+    second.context.close()
+
+    page.get_by_text("Clear the selection").click()
+    expect(heading).to_have_count(0, timeout=DRAWS_WITHIN_MS)
+    assert "selected=" not in page.url
+
+
+@pytest.mark.parametrize("page", [1280], indirect=True)
+def test_a_new_trial_appears_by_itself(page: Page, address: str, filled: str) -> None:
+    """Without a click; a study that is made anew shows nothing of the old one."""
+    data.fill(filled, name="growing", numbers=range(2))
+    page.goto(f"{address}/?study=growing")
+    _settled(page, "Front")
+    completed = page.get_by_test_id("stMetric").filter(has_text="completed")
+    expect(completed).to_contain_text("2", timeout=DRAWS_WITHIN_MS)
+    data.grow(filled, "growing", range(2, 5))
+    expect(completed).to_contain_text("5", timeout=DRAWS_WITHIN_MS)
+    data.remove(filled, "growing")
+    data.fill(filled, name="growing", numbers=range(1))
+    page.reload()
+    _settled(page, "Front")
+    expect(completed).to_contain_text("1", timeout=DRAWS_WITHIN_MS)
+
+
+def _brush(page: Page) -> None:
+    """Drag a box over the left half of the plot."""
+    surface = page.locator(".js-plotly-plot .nsewdrag").first
+    expect(surface).to_be_visible()
+    plot = surface.bounding_box()
+    assert plot is not None
+    page.mouse.move(plot["x"] + 5, plot["y"] + 5)
+    page.mouse.down()
+    page.mouse.move(plot["x"] + plot["width"] / 3, plot["y"] + plot["height"] / 2, steps=5)
+    page.mouse.move(plot["x"] + plot["width"] / 2, plot["y"] + plot["height"] - 5, steps=5)
+    page.mouse.up()
 
 
 def test_hostile_reason_is_text(page: Page, address: str) -> None:

@@ -151,6 +151,12 @@ class Overview(Transactional):
         return {row[0]: row[1] for row in connection.execute(query)}
 
     @snapshot
+    def numbers(self, connection: Connection, study_id: int) -> list[int]:
+        """Return the numbers of the study's trials, in order."""
+        query = select(_trial.number).where(_trial.study_id == study_id).order_by(_trial.number)
+        return list(connection.scalars(query))
+
+    @snapshot
     def param_names(self, connection: Connection, study_id: int) -> list[str]:
         """Return the names of the study's params, as the first and the last 200 trials have them."""
         names: dict[str, None] = {}
@@ -198,30 +204,26 @@ class Overview(Transactional):
         return int(connection.execute(query).scalar_one())
 
     @snapshot
-    def metric_names(self, connection: Connection, study_id: int) -> list[str]:
-        """Return the names of the metrics that the study's latest trials reported."""
-        latest = (
-            select(_trial.id)
-            .where(_trial.study_id == study_id, _trial.value.is_not(None))
-            .order_by(_trial.number.desc())
-            .limit(20)
-        )
-        query = select(schema.metric.c.name).where(schema.metric.c.trial_id.in_(latest)).distinct()
-        return sorted(connection.scalars(query))
-
-    @snapshot
-    def metric_at(
-        self, connection: Connection, trial_ids: list[int], name: str, epoch: int | None
-    ) -> dict[int, float | None]:
-        """Return a metric of some trials at an epoch, or at each one's last, by the trial's id."""
+    def metrics_at(
+        self, connection: Connection, study_id: int, numbers: tuple[int, ...], epoch: int | None
+    ) -> dict[str, dict[int, float | None]]:
+        """Return all metrics of some trials at an epoch, or at each one's last: by name, then by number."""
         metric = schema.metric.c
-        chosen = and_(metric.trial_id.in_(trial_ids), metric.name == name)
+        ids = select(_trial.id).where(_trial.study_id == study_id, _trial.number.in_(numbers))
+        at = metric.epoch == epoch
         if epoch is None:
-            last = select(metric.trial_id, func.max(metric.epoch)).where(chosen).group_by(metric.trial_id)
-            chosen = and_(chosen, tuple_(metric.trial_id, metric.epoch).in_(last))
-        else:
-            chosen = and_(chosen, metric.epoch == epoch)
-        return dict(connection.execute(select(metric.trial_id, metric.value).where(chosen)).tuples().all())
+            last = select(metric.trial_id, func.max(metric.epoch)).where(metric.trial_id.in_(ids))
+            at = tuple_(metric.trial_id, metric.epoch).in_(last.group_by(metric.trial_id))
+        query = (
+            select(metric.name, _trial.number, metric.value)
+            .join_from(schema.metric, schema.trial)
+            .where(metric.trial_id.in_(ids), at)
+            .order_by(metric.name, _trial.number)
+        )
+        found: dict[str, dict[int, float | None]] = {}
+        for name, number, value in connection.execute(query):
+            found.setdefault(name, {})[number] = value
+        return found
 
 
 def _count(study_id: int) -> Select[Any]:
