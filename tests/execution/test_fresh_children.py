@@ -112,11 +112,11 @@ def of_database(names: set[str]) -> set[str]:
     return {name for name in names if name.startswith("socket:") or "tuner.db" in name}
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "postgresql with TLS"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql with TLS"])
 def test_four_trials_write_at_once_and_none_has_the_drivers_database(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    names = {"sqlite": "sqlite_url", "postgresql": "postgresql_url", "postgresql with TLS": "tls_url"}
+    names = {"sqlite": "sqlite_url", "postgresql with TLS": "tls_url"}
     url: str = request.getfixturevalue(names[kind])
     arguments = ["--storage", url, "--trials", str(TRIALS), "--jobs", str(TRIALS), "--threads", "1"]
     seen: set[int] = set()
