@@ -4,7 +4,7 @@ For each database and size: a study is made up (app_data.py), the app is started
 `--repeats` times in a new window, the first time with nothing cached. First paint: until the page's chart
 or table is drawn and its script has ended.
 
-Run as: python benchmarks/app_scale.py [--sizes 1000 10000 100000] [--databases sqlite postgresql] [--json FILE]
+Run as: python benchmarks/app_scale.py [--sizes 1000 10000] [--databases sqlite] [--json FILE]
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from tuner.store.insights import Insights
 from tuner.store.overview import Overview
 from tuner.store.rows import StudyRecord
 
+_MOST_LINES = 1_000  # of parallel coordinates, and of points over two params; more lie on one another
+
 
 def render() -> None:
     """Draw the page."""
@@ -28,7 +30,7 @@ def render() -> None:
 def _draw(read: StudyReading) -> None:
     say_when(read(Overview, Overview.counts).get("running", 0))
     progress, _ = read.frame(Insights, Insights.progress)
-    completed, total = read.frame(Insights, Insights.completed)
+    completed, total = read.frame(Insights, Insights.completed, most=_MOST_LINES)
     if len(completed):
         _progress(read.study, progress)
     else:
@@ -111,7 +113,7 @@ def _parallel(study: StudyRecord, completed: pd.DataFrame, total: int) -> None:
 
 def _rejections(read: StudyReading, completed: pd.DataFrame) -> None:
     st.subheader("Turned away before launch")
-    rejected, total = read.frame(Insights, Insights.rejections)
+    rejected, total = read.frame(Insights, Insights.rejections, most=_MOST_LINES)
     if not len(rejected):
         st.caption("Nothing was turned away.")
         return
