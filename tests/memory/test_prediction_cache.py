@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import DIGITS
 from tuner.errors import WorkloadError
 from tuner.memory.prediction import Estimate, estimate
-from tuner.memory.prediction_cache import CHECK_EVERY, Fingerprint, PredictionCache
+from tuner.memory.prediction_cache import CHECK_EVERY, MOST_ENTRIES, Fingerprint, PredictionCache
 from tuner.memory.predictor import Predictor
 from tuner.memory.target_rules import rules_for
 from tuner.memory.targets import resolve_target
@@ -215,6 +215,19 @@ def study(tmp_path: Path) -> Path:
 
 def params(batch: int = 4, rate: float = 0.1, hidden: int = 16) -> dict[str, Any]:
     return {"batch": batch, "rate": rate, "hidden": hidden}
+
+
+def test_the_latest_used_are_kept() -> None:
+    cache = PredictionCache("cpu", 1, lambda message: None)
+    cache.code_is("code")
+    traced = Estimate(1, 1, 1)
+    cache.keep(params(batch=-1), traced)
+    for batch in range(MOST_ENTRIES):
+        cache.keep(params(batch=batch), traced)
+        assert cache.find(params(batch=-1)) is not None, "it is used again and again"
+    assert cache.find(params(batch=0)) is None
+    assert cache.find(params(batch=1)) is not None
+    assert len(cache._entries) == MOST_ENTRIES
 
 
 def test_a_real_predictor_serves_hits_and_finds_a_wrong_list(study: Path, tmp_path: Path) -> None:

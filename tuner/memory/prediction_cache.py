@@ -30,6 +30,7 @@ from tuner.memory.prediction import Estimate
 from tuner.units import format_bytes
 
 CHECK_EVERY = 20  # hits between two that are traced again
+MOST_ENTRIES = 512  # the latest used; a study of thousands of trials asks for few of them again
 _FOREIGN = {"site-packages", "dist-packages"}  # installed packages, when an environment lies in the folder
 
 
@@ -141,8 +142,9 @@ class PredictionCache:
     def find(self, params: dict[str, Any]) -> Hit | None:
         """Return the hit for a configuration, or None when it has to be traced."""
         start = time.perf_counter()
-        if self._fingerprint is None or (found := self._entries.get(self._key(params))) is None:
+        if self._fingerprint is None or (found := self._entries.pop(self._key(params), None)) is None:
             return None
+        self._entries[self._key(params)] = found  # the latest used is the last
         whole, traced = found
         exact = whole == _text(params)
         self._hits += 1
@@ -154,6 +156,8 @@ class PredictionCache:
     def keep(self, params: dict[str, Any], traced: Estimate) -> Estimate:
         """Keep what was traced for a configuration; return it, marked when the list is off."""
         self._entries[self._key(params)] = (_text(params), traced)
+        if len(self._entries) > MOST_ENTRIES:
+            del self._entries[next(iter(self._entries))]
         return self._marked(traced)
 
     def check(self, params: dict[str, Any], hit: Hit, traced: Estimate) -> Estimate:
