@@ -15,10 +15,10 @@ from tuner.store.engine import DEFAULT_URL, Engine, describe_url, parse_url, sto
 from tuner.store.opening import open_existing
 from tuner.store.reader import Reader
 from tuner.store.rows import MetricRecord, StudyRecord, TrialRecord
+from tuner.units import MIB
 
 FRESH_SECONDS = 3
 _LOCKED_AFTER_SECONDS = 3.0
-MIB = 1 << 20
 # Columns of the table of trials; a metric or a parameter of such a name is shown under another.
 _COLUMNS = frozenset(
     {"trial", "outcome", "on front", "peak MiB", "predicted MiB", "allocated MiB", "seconds", "reason"}

@@ -16,6 +16,7 @@ from app.reading import StudyReading
 from app.selection import chosen, keep_selected, selected_numbers
 from app.words import plain
 from tuner.store.overview import MEMORY, Overview, TrialFilter
+from tuner.store.reader import Reader
 from tuner.store.rows import StudyRecord
 from tuner.units import MIB, format_bytes
 
@@ -33,7 +34,7 @@ def render() -> None:
 
 def _draw(read: StudyReading) -> None:
     study = read.study
-    counts = read(Overview, Overview.counts)
+    counts = read(Reader, Reader.outcomes)
     say_when(counts.get("running", 0))
     if not counts:
         st.info("The study has no trials yet.")

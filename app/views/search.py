@@ -13,7 +13,7 @@ from app.selection import chosen
 from app.study_charts import importance_figure, parallel_figure, progress_figure, rejections_figure
 from app.words import plain
 from tuner.store.insights import Insights
-from tuner.store.overview import Overview
+from tuner.store.reader import Reader
 from tuner.store.rows import StudyRecord
 
 _MOST_LINES = 1_000  # of parallel coordinates, and of points over two params; more lie on one another
@@ -28,7 +28,7 @@ def render() -> None:
 
 
 def _draw(read: StudyReading) -> None:
-    say_when(read(Overview, Overview.counts).get("running", 0))
+    say_when(read(Reader, Reader.outcomes).get("running", 0))
     progress, _ = read.frame(Insights, Insights.progress)
     completed, total = read.frame(Insights, Insights.completed, most=_MOST_LINES)
     if len(completed):
@@ -126,9 +126,7 @@ def _rejections(read: StudyReading, completed: pd.DataFrame) -> None:
     left, right = st.columns(2)
     x = left.selectbox("Across", names, key="x", bind="query-params")
     y = right.selectbox("Up", names, index=min(1, len(names) - 1), key="y", bind="query-params")
-    launched = pd.DataFrame(
-        [value if isinstance(value, dict) else {} for value in completed.get("params", [])]
-    )
+    launched = _params_of(completed)
     chart(
         rejections_figure(params, launched, x, y, read.study.budget_bytes),
         "rejections",

@@ -15,6 +15,7 @@ from app.selection import chosen
 from tuner.store.engine import parse_url, store_errors
 from tuner.store.exports import rows_of, write
 from tuner.store.overview import ORDERS, Overview, TrialFilter
+from tuner.store.reader import Reader
 from tuner.store.rows import TrialRecord
 
 _AT_ONCE = 500  # trials in the table
@@ -34,7 +35,7 @@ def render() -> None:
     read = StudyReading(*chosen())
     st.title("Trials")
     st.text(read.study.name)
-    counts = read(Overview, Overview.counts)
+    counts = read(Reader, Reader.outcomes)
     if not counts:
         st.info("The study has no trials yet.")
         return

@@ -370,6 +370,8 @@ def test_the_summary_names_the_worst() -> None:
 def test_measurements_that_are_kept_are_named_after_gpu_and_version() -> None:
     """And are full ones, without a failure to run."""
     folder = ROOT / "docs" / "measurements"
+    made_up = default_path(folder, {"gpu": "NVIDIA A100-SXM4-40GB", "torch": "2.11.0+cu130"})
+    assert made_up == folder / "gpu_check-nvidia-a100-sxm4-40gb-2.11.0-cu130.json"
     for path in folder.glob("gpu_check-*.json"):
         report = json.loads(path.read_text())
         assert path == default_path(folder, report["environment"])

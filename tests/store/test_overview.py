@@ -9,6 +9,7 @@ import pytest
 
 from tests.app import data
 from tuner.errors import UsageError
+from tuner.store import overview
 from tuner.store.engine import parse_url
 from tuner.store.insights import Insights
 from tuner.store.opening import reading
@@ -38,15 +39,19 @@ def test_points_are_the_trials(reader: Reader, study_id: int) -> None:
     assert table.columns["memory_bytes"] == [trial.peak_bytes for trial in trials]
     assert table.columns["predicted_low_bytes"] == [trial.predicted_low_bytes for trial in trials]
     assert table.columns["param"] == [trial.params.get("batch_size") for trial in trials]
-    assert Counter(table.columns["outcome"]) == Overview(reader.engine).counts(study_id)
+    assert Counter(table.columns["outcome"]) == reader.outcomes(study_id)
 
 
-def test_thinning_keeps_every_outcome_and_never_the_front_out(reader: Reader, study_id: int) -> None:
-    """Of trials that share a cell, one is drawn; here a cell is a trial, but for those without a value."""
+def test_thinning_leaves_one_trial_per_cell_and_the_front_whole(
+    reader: Reader, study_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "_CELLS", 3)
     table = Overview(reader.engine).points(study_id, most=10)
+    drawn = Counter(table.columns["outcome"])
     assert table.total == data.TRIALS
-    assert len(table) <= data.TRIALS
-    assert set(table.columns["outcome"]) == set(Overview(reader.engine).counts(study_id))
+    assert len(table) < data.TRIALS
+    assert max(drawn.values()) <= 9
+    assert set(drawn) == set(reader.outcomes(study_id))
     front = Overview(reader.engine).front(study_id, budget_bytes=data.BUDGET_MIB * data.MIB)
     assert front.columns["number"] == data.FRONT
 
@@ -70,12 +75,12 @@ def test_the_front_of_any_budget_is_that_of_brute_force(reader: Reader, study_id
 
 
 def test_filters_orders_and_pages(reader: Reader, study_id: int) -> None:
-    overview = Overview(reader.engine)
+    reads = Overview(reader.engine)
 
     def numbers(wanted: TrialFilter, **how: object) -> list[int]:
-        found = [trial.number for trial in overview.trials(study_id, wanted, **how)]  # type: ignore[arg-type]
+        found = [trial.number for trial in reads.trials(study_id, wanted, **how)]  # type: ignore[arg-type]
         if "limit" not in how:
-            assert len(found) == overview.count(study_id, wanted)
+            assert len(found) == reads.count(study_id, wanted)
         return found
 
     assert numbers(TrialFilter()) == list(range(data.TRIALS))
@@ -89,25 +94,25 @@ def test_filters_orders_and_pages(reader: Reader, study_id: int) -> None:
     assert by_peak[0] == data.OUT_OF_MEMORY[-1]
     assert set(by_peak[-8:]) == {*data.PRUNED, data.RUNNING}, "what is unknown comes last"
     with pytest.raises(UsageError, match="cannot be ordered"):
-        overview.trials(study_id, TrialFilter(), order="id; DROP TABLE tuner_trial")
+        reads.trials(study_id, TrialFilter(), order="id; DROP TABLE tuner_trial")
     assert len(ORDERS) == 5
 
 
 def test_metrics_at_an_epoch_or_the_last(reader: Reader, study_id: int) -> None:
-    overview = Overview(reader.engine)
-    last = overview.metrics_at(study_id, (0, 1, data.RUNNING), None)
+    reads = Overview(reader.engine)
+    last = reads.metrics_at(study_id, (0, 1, data.RUNNING), None)
     assert last == {"accuracy": {0: data.value(0), 1: data.value(1)}}
-    assert overview.metrics_at(study_id, (0,), 1) == {"accuracy": {0: data.value(0)}}
-    assert overview.metrics_at(study_id, (0,), 3) == {}
+    assert reads.metrics_at(study_id, (0,), 1) == {"accuracy": {0: data.value(0)}}
+    assert reads.metrics_at(study_id, (0,), 3) == {}
 
 
 def test_a_stamp_changes_with_its_study_alone(reader: Reader, study_id: int, storage: str) -> None:
-    overview = Overview(reader.engine)
-    before = overview.stamp(study_id)
+    reads = Overview(reader.engine)
+    before = reads.stamp(study_id)
     data.grow(storage, "another", [5])
-    assert overview.stamp(study_id) == before
+    assert reads.stamp(study_id) == before
     data.grow(storage, "digits", [data.TRIALS + 1])
-    assert overview.stamp(study_id) != before
+    assert reads.stamp(study_id) != before
 
 
 def test_rows_are_spread_evenly_when_there_are_too_many(reader: Reader, study_id: int) -> None:

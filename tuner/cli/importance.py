@@ -20,21 +20,15 @@ def command(name: str, storage: str | None, form: str) -> None:
     """
     from tuner.cli.output import Column, emit
     from tuner.search.importance import importances
-    from tuner.store.engine import open_engine, store_errors
-    from tuner.store.insights import ImportanceWriter
-    from tuner.store.opening import reading
+    from tuner.store.opening import reading, writing
 
     url = storage_url(storage)
     with reading(url) as reader:
         study = reader.study(name)
         trials = reader.trials(study.id, ["completed"])
     found, count = importances(url, study, trials)
-    with store_errors(url):
-        engine = open_engine(url)
-        try:
-            ImportanceWriter(engine).record(study.id, found, count)
-        finally:
-            engine.dispose()
+    with writing(url) as (_, writer, _):
+        writer.record_importance(study.id, found, count)
     names = list(dict.fromkeys(name for shares in found.values() for name in shares))
     rows = [{"param": name, **{key: shares.get(name) for key, shares in found.items()}} for name in names]
     columns = [

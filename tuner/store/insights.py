@@ -5,9 +5,8 @@ As in `overview`: counted and thinned by the database, a bounded number of state
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -18,9 +17,7 @@ from sqlalchemy import (
     case,
     cast,
     column,
-    delete,
     func,
-    insert,
     select,
     table,
 )
@@ -28,10 +25,9 @@ from sqlalchemy import (
 from tuner.records import Record
 from tuner.store import schema
 from tuner.store.overview import Table, table_of
-from tuner.store.transactions import Transactional, in_utc, snapshot, transaction
+from tuner.store.transactions import Transactional, in_utc, snapshot
 
 _trial = schema.trial.c
-_RAN = ("completed", "pruned_metric")
 _STRETCHES = 50  # of an error over time
 _ONE, _ZERO = cast(1.0, Double), cast(0.0, Double)  # PostgreSQL's literals would give decimals
 MOST_BARS = 600  # launches on a device's timeline
@@ -268,42 +264,6 @@ class Insights(Transactional):
             ImportanceRecord(row.objective, row.name, row.importance, row.trials, in_utc(row.computed_at))
             for row in connection.execute(query)
         ]
-
-
-class ImportanceWriter(Transactional):
-    """Writes how much parameters matter."""
-
-    @transaction
-    def record(
-        self,
-        connection: Connection,
-        study_id: int,
-        found: Mapping[str, Mapping[str, float]],
-        trials: int,
-    ) -> None:
-        """Replace what is known of a study.
-
-        Args:
-            connection: Of the transaction.
-            study_id: The study.
-            found: Importance by objective and parameter.
-            trials: Completed trials that it was computed from.
-        """
-        connection.execute(delete(schema.importance).where(schema.importance.c.study_id == study_id))
-        rows = [
-            {
-                "study_id": study_id,
-                "objective": objective,
-                "name": name,
-                "importance": importance,
-                "trials": trials,
-                "computed_at": datetime.now(UTC),
-            }
-            for objective, by_name in found.items()
-            for name, importance in by_name.items()
-        ]
-        if rows:
-            connection.execute(insert(schema.importance), rows)
 
 
 def _sum(condition: Any) -> Any:

@@ -145,12 +145,6 @@ class Overview(Transactional):
         return table_of(connection.execute(text(query), {"study": study_id, "budget": budget_bytes}))
 
     @snapshot
-    def counts(self, connection: Connection, study_id: int) -> dict[str, int]:
-        """Return how many trials there are of each outcome, `running` included."""
-        query = select(_OUTCOME, func.count()).where(_trial.study_id == study_id).group_by(_OUTCOME)
-        return {row[0]: row[1] for row in connection.execute(query)}
-
-    @snapshot
     def numbers(self, connection: Connection, study_id: int) -> list[int]:
         """Return the numbers of the study's trials, in order."""
         query = select(_trial.number).where(_trial.study_id == study_id).order_by(_trial.number)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -204,6 +204,38 @@ class Writer(Transactional):
     def forget_checkpoint(self, connection: Connection, trial_id: int) -> None:
         """Note that a trial's kept weights are gone."""
         connection.execute(update(schema.trial).where(schema.trial.c.id == trial_id).values(checkpoint=None))
+
+    @transaction
+    def record_importance(
+        self,
+        connection: Connection,
+        study_id: int,
+        found: Mapping[str, Mapping[str, float]],
+        trials: int,
+    ) -> None:
+        """Replace what is known of how much a study's parameters matter.
+
+        Args:
+            connection: Of the transaction.
+            study_id: The study.
+            found: Importance by objective and parameter.
+            trials: Completed trials that it was computed from.
+        """
+        connection.execute(delete(schema.importance).where(schema.importance.c.study_id == study_id))
+        rows = [
+            {
+                "study_id": study_id,
+                "objective": objective,
+                "name": name,
+                "importance": importance,
+                "trials": trials,
+                "computed_at": _now(),
+            }
+            for objective, by_name in found.items()
+            for name, importance in by_name.items()
+        ]
+        if rows:
+            connection.execute(insert(schema.importance), rows)
 
 
 def _update_running(connection: Connection, trial_id: int, **values: Any) -> None:
