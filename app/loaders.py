@@ -1,4 +1,4 @@
-"""What the pages read, cached for a few seconds so that a running study stays live."""
+"""What the pages read of studies and of one trial, and trials as a table."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def table_of(study: StudyRecord, trials: list[TrialRecord], front: list[int]) ->
             "predicted MiB": _mib(trial.predicted_bytes),
             "allocated MiB": _mib(trial.allocated_bytes),
             "seconds": trial.seconds,
-            **{shown_as(name): value for name, value in params_of(trial).items()},
+            **{shown_as(name): value for name, value in trial.params_by_name.items()},
             "reason": trial.reason or "",
         }
         for trial in trials
@@ -115,7 +115,7 @@ def table_of(study: StudyRecord, trials: list[TrialRecord], front: list[int]) ->
     always = ["trial", "outcome", "on front", metric, "peak MiB", "predicted MiB", "allocated MiB", "seconds"]
     table = pd.DataFrame(rows, columns=None if rows else [*always, "reason"])
     table.attrs["params"] = list(
-        dict.fromkeys(shown_as(name) for trial in trials for name in params_of(trial))
+        dict.fromkeys(shown_as(name) for trial in trials for name in trial.params_by_name)
     )
     for column in table.columns:
         if table[column].dtype == object and column not in ("outcome", "reason"):
@@ -123,11 +123,6 @@ def table_of(study: StudyRecord, trials: list[TrialRecord], front: list[int]) ->
             mixed = numbers.isna() & table[column].notna()
             table[column] = table[column].map(_as_text) if mixed.any() else numbers
     return table
-
-
-def params_of(trial: TrialRecord) -> dict[str, Any]:
-    """Return a trial's params by name; what is no dictionary has the name `params`."""
-    return trial.params if isinstance(trial.params, dict) else {"params": trial.params}
 
 
 def _as_text(value: Any) -> str | None:

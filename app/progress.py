@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
+from tuner.store.rows import StudyRecord
+
 Floats = NDArray[np.float64]
+
+
+def launches_of(study: StudyRecord, progress: pd.DataFrame) -> tuple[Floats, Floats]:
+    """Return memory and score of each launch, more being better; what does not fit has ∞ and NaN.
+
+    Args:
+        study: The study.
+        progress: As `Insights.progress` gives it.
+    """
+    memory = progress["memory_bytes"].astype(float).to_numpy()
+    fits = memory <= study.budget_bytes
+    sign = 1.0 if study.maximize else -1.0
+    scores = sign * progress["value"].astype(float).to_numpy()
+    return np.where(fits, memory, np.inf), np.where(fits, scores, np.nan)
 
 
 def best_so_far(scores: Floats) -> Floats:
@@ -18,9 +34,7 @@ def best_so_far(scores: Floats) -> Floats:
     return np.where(np.isfinite(best), best, np.nan)
 
 
-def hypervolume_so_far(
-    memory: Sequence[float], scores: Sequence[float], *, budget: float, worst: float
-) -> Floats:
+def hypervolume_so_far(memory: Floats, scores: Floats, *, budget: float, worst: float) -> Floats:
     """Return the area that the points up to each dominate, less memory and a larger score being better.
 
     Args:
@@ -32,9 +46,9 @@ def hypervolume_so_far(
     front_memory: list[float] = []
     front_scores: list[float] = []
     area, found = 0.0, []
-    for size, score in zip(memory, scores, strict=True):
+    for size, score in zip(memory.tolist(), scores.tolist(), strict=True):
         if size <= budget and worst < score < np.inf:
-            area += _insert(front_memory, front_scores, float(size), float(score), budget, worst)
+            area += _insert(front_memory, front_scores, size, score, budget, worst)
         found.append(area)
     return np.array(found)
 

@@ -10,7 +10,7 @@ import streamlit as st
 
 from app.live import chart
 from app.loaders import load_studies
-from app.progress import hypervolume_so_far, thinned
+from app.progress import hypervolume_so_far, launches_of, thinned
 from app.reading import StudyReading
 from app.selection import chosen
 from app.study_charts import fronts_figure, progress_figure
@@ -57,18 +57,18 @@ def _front(read: StudyReading) -> pd.DataFrame:
 
 def _hypervolumes(reads: list[StudyReading]) -> None:
     """Draw hypervolumes with one reference point, as shares of the largest."""
-    sign = 1.0 if reads[0].study.maximize else -1.0
-    tables = [read.frame(Insights, Insights.progress)[0] for read in reads]
+    runs = {
+        read.study.name: launches_of(read.study, read.frame(Insights, Insights.progress)[0]) for read in reads
+    }
     budget = max(read.study.budget_bytes for read in reads)
-    scores = [sign * table["value"].astype(float) for table in tables]
-    finite = np.concatenate([score[np.isfinite(score)] for score in scores])
+    finite = np.concatenate([scores[np.isfinite(scores)] for _, scores in runs.values()])
     if not len(finite):
-        st.info("No trial has completed yet.")
+        st.info("No trial that fits has completed yet.")
         return
     curves = {}
-    for read, table in zip(reads, tables, strict=True):
-        volume = _hypervolume(read.study, table, budget, float(finite.min()))
-        curves[read.study.name] = (thinned(len(volume)) + 1, volume[thinned(len(volume))])
+    for name, (memory, scores) in runs.items():
+        volume = hypervolume_so_far(memory, scores, budget=budget, worst=float(finite.min()))
+        curves[name] = (thinned(len(volume)) + 1, volume[thinned(len(volume))])
     largest = max((float(values[-1]) for _, values in curves.values() if len(values)), default=0.0) or 1.0
     st.subheader("Feasible hypervolume")
     chart(
@@ -79,19 +79,7 @@ def _hypervolumes(reads: list[StudyReading]) -> None:
         "hypervolumes",
         "Feasible hypervolume of the studies over launches",
     )
-    st.caption("Reference point: the largest budget, and the worst value of all.")
-
-
-def _hypervolume(study: StudyRecord, progress: pd.DataFrame, budget: float, worst: float) -> np.ndarray:
-    """Return a study's hypervolume launch by launch, for a reference point of several studies."""
-    sign = 1.0 if study.maximize else -1.0
-    memory = (
-        progress["memory_bytes"]
-        .astype(float)
-        .where(progress["memory_bytes"].astype(float) <= study.budget_bytes, np.inf)
-    )
-    scores = sign * progress["value"].astype(float)
-    return hypervolume_so_far(memory.tolist(), scores.tolist(), budget=budget, worst=worst)
+    st.caption("Reference point: the largest budget, and the worst value that fits one.")
 
 
 def _differences(studies: list[StudyRecord]) -> None:

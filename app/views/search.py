@@ -7,7 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from app.live import chart, live, say_when
-from app.progress import Floats, best_so_far, hypervolume_so_far, thinned
+from app.progress import Floats, best_so_far, hypervolume_so_far, launches_of, thinned
 from app.reading import StudyReading
 from app.selection import chosen
 from app.study_charts import importance_figure, parallel_figure, progress_figure, rejections_figure
@@ -72,15 +72,13 @@ def progress_of(study: StudyRecord, progress: pd.DataFrame) -> tuple[Floats, Flo
         study: The study.
         progress: As `Insights.progress` gives it.
     """
-    sign = 1.0 if study.maximize else -1.0
-    fits = (progress["memory_bytes"] <= study.budget_bytes).to_numpy()
-    scores = np.where(fits, sign * progress["value"].astype(float).to_numpy(), np.nan)
+    memory, scores = launches_of(study, progress)
     finite = scores[np.isfinite(scores)]
     worst = float(finite.min()) if len(finite) else 0.0
-    memory = progress["memory_bytes"].fillna(np.inf).astype(float)
-    volume = hypervolume_so_far(memory.tolist(), scores.tolist(), budget=study.budget_bytes, worst=worst)
+    volume = hypervolume_so_far(memory, scores, budget=study.budget_bytes, worst=worst)
     last = volume[-1] if len(volume) and volume[-1] > 0 else 1.0
-    return sign * best_so_far(scores), volume / last
+    best = best_so_far(scores)
+    return best if study.maximize else -best, volume / last
 
 
 def _importance(read: StudyReading) -> None:

@@ -18,7 +18,7 @@ def test_hypervolume_agrees_with_moocore_at_every_launch(seed: int) -> None:
     scores = rng.integers(-3, 15, count).astype(float)
     scores[rng.random(count) < 0.1] = np.nan
     memory[rng.random(count) < 0.1] = np.inf
-    found = hypervolume_so_far(memory.tolist(), scores.tolist(), budget=20, worst=0)
+    found = hypervolume_so_far(memory, scores, budget=20, worst=0)
     for end in range(1, count + 1):
         inside = (memory[:end] <= 20) & (scores[:end] > 0)
         points = np.column_stack([memory[:end][inside], -scores[:end][inside]])

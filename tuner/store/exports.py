@@ -58,14 +58,13 @@ def _write_parquet(rows: Sequence[Row], file: IO[bytes]) -> None:
 def _row(study: StudyRecord, trial: TrialRecord) -> Row:
     fields = {name: value for name, value in vars(trial).items() if name not in _LEFT_OUT}
     number = fields.pop("number")
-    params = trial.params if isinstance(trial.params, dict) else {"params": trial.params}
     return {
         "study": study.name,
         "number": number,
         **fields,
         "budget_bytes": study.budget_bytes,
         **{f"phase.{name}_bytes": size for name, size in trial.phases.items()},
-        **{f"param.{name}": value for name, value in params.items()},
+        **{f"param.{name}": value for name, value in trial.params_by_name.items()},
         **{f"metric.{name}": value for name, value in trial.metrics.items()},
     }
 

@@ -118,6 +118,11 @@ class TrialRecord(Record):
         """Whether the trial has no outcome yet."""
         return self.outcome == "running"
 
+    @property
+    def params_by_name(self) -> dict[str, Any]:
+        """The params; what is no dictionary has the name `params`."""
+        return self.params if isinstance(self.params, dict) else {"params": self.params}
+
 
 @dataclass(frozen=True)
 class NewRejection(Record):
